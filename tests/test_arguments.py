@@ -219,6 +219,7 @@ def test_before_a_fit_nothing_is_said_but_that(call):
 
 
 TEXTS = torch.randint(300, (400, 20), generator=torch.Generator().manual_seed(0))  # more words than axes
+INTERVAL = partial(evaluation.generalization_interval, X, Y, n_bootstrap=5)
 # What takes a seed, and what comes out.
 SEEDED = {
     "BoundaryUncertainty": (bu_torch.BoundaryUncertainty, lambda made: made.fit(X, Y).perturbed_inputs),
@@ -228,7 +229,7 @@ SEEDED = {
     "TokenFeatures": (partial(bu_torch.TokenFeatures, 2), lambda made: made.fit(IDS).transform(IDS)),
     "LabelRegression": (bu_torch.LabelRegression, lambda made: made.fit(X, Y).left_out),
     "Bisection": (bu_torch.BisectionAnchorUncertainty, lambda made: made.fit(X, Y).score(lambda x: x[:, :2])),
-    "interval": (partial(evaluation.generalization_interval, X, Y, method="yang", n_bootstrap=5), torch.tensor),
+    **{name: (partial(INTERVAL, method=name), torch.tensor) for name in ("cud", "yang")},
     "select_alpha": (partial(evaluation.select_alpha, X, Y, 1 - Y), lambda made: made.precisions),
 }
 

@@ -10,7 +10,6 @@ from bu_torch.functional.probabilities import (
     brier_score,
     mixing_weight,
     scale_to_shares,
-    tangent_kernel,
 )
 
 
@@ -22,23 +21,6 @@ def test_closed_forms_of_probabilities_and_of_the_brier_score():
     assert mixing_weight(torch.eye(2), torch.eye(2), torch.arange(2)) == 0  # of equal ones the second have no weight
     likely = torch.tensor([[0.6, 0.4]])
     assert [best_sharpness(likely, torch.tensor([label]), None) for label in (0, 1)] == [6, 1]  # all right, all wrong
-
-
-def by_sampling(first, second, n_weights=400_000):
-    """Expected products of gradients of a wide network, its weights drawn at random: one kernel entry."""
-    generator = torch.Generator().manual_seed(0)
-    points = torch.stack([torch.cat([point, torch.ones(1)]) for point in (first, second)]).double()
-    covariance = points @ points.T / points.shape[1]
-    root = torch.linalg.cholesky(covariance)
-    before = torch.randn(n_weights, 2, generator=generator, dtype=torch.float64) @ root.T
-    after, slopes = before.relu(), (before > 0).double()
-    return 2 * (after[:, 0] * after[:, 1]).mean() + covariance[0, 1] * 2 * (slopes[:, 0] * slopes[:, 1]).mean()
-
-
-def test_the_tangent_kernel_is_what_random_networks_have_on_average():
-    first, second = torch.tensor([1.0, -0.5, 2.0]), torch.tensor([-0.3, 0.4, 1.0])
-    found = tangent_kernel(first[None].double(), second[None].double())
-    torch.testing.assert_close(found[0, 0], by_sampling(first, second), rtol=0.01, atol=0)
 
 
 @given(st.integers(0, 2**32), st.booleans())

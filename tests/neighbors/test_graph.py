@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import proposal2
+from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
 from bu_torch import NeighborGraph
@@ -13,20 +13,18 @@ from bu_torch.neighbors.graph import lloyd, nearest_of_groups
 
 
 def check_against_sorting(features, size, device="cpu"):
-    """Distances must be those of the oracle, and so are samples, except those that are as far."""
+    """Eq. 26 of Ha et al. (2021): distances are those of sorting all; of equally far samples any may be found."""
     given = features.to(device).clone()
     graph = NeighborGraph(size).fit(given)
     assert torch.equal(given.cpu(), features)
-    clusters, nearest = proposal2.neighbors_of(features.tolist(), size)
-    values = features.double()
-    for n, (found, expected) in enumerate(zip(graph.neighbors.tolist(), clusters, strict=True)):
-        assert found[0] == n
-        assert len(set(found)) == size
-        found_at = (values[found] - values[n]).norm(dim=1)
-        expected_at = (values[expected] - values[n]).norm(dim=1)
-        torch.testing.assert_close(found_at, expected_at, atol=0, rtol=1e-12)
+    apart, neighbors = torch.from_numpy(cdist(features, features)), graph.neighbors.cpu()
+    assert torch.equal(neighbors[:, 0], torch.arange(len(features)))
+    assert all(len(set(row)) == size for row in neighbors.tolist())
+    found = apart.gather(1, neighbors)
+    torch.testing.assert_close(found, apart.sort(dim=1).values[:, :size], atol=0, rtol=1e-12)
+    nearest = torch.where(apart > 0, apart, torch.inf).amin(dim=1)
+    nearest[nearest.isinf()] = 0
     rtol = 1e-6 if features.dtype == torch.float32 else 1e-12
-    nearest = torch.tensor(nearest, dtype=torch.float64)
     torch.testing.assert_close(graph.nearest_distance.cpu().double(), nearest, atol=0, rtol=rtol)
 
 

@@ -1,58 +1,35 @@
-"""The two earlier estimators as Ha (2019) writes them, in NumPy float64 with loops; misprints put right."""
+"""The two earlier estimators as Ha (2019) writes them, in NumPy float64; misprints put right."""
 
 import math
 
 import numpy as np
-
-
-def phi(x):
-    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+from scipy.special import logsumexp, softmax
+from scipy.stats import norm
 
 
 def cvml_widths(z, floor=1e-3, eta=0.5, k_max=3, l_max=10, epsilon=1e-3):
     """Algorithms 7 and 8 with Eq. 4.6, 4.7, 4.10, 4.11, 4.18 to 4.20: h w_n of each value."""
-    z = [float(v) for v in z]
-    n = len(z)
-    lowest = floor * (max(z) - min(z))
+    z = np.asarray(z, dtype=np.float64)
+    lowest = floor * np.ptp(z)
     if lowest == 0:
-        return [0.0] * n
-    nearest = [min((m for m in range(n) if m != i), key=lambda m: abs(z[i] - z[m])) for i in range(n)]
-
-    def first_width(w):
-        return max(math.sqrt(sum(((z[i] - z[nearest[i]]) / w[nearest[i]]) ** 2 for i in range(n)) / n), lowest)
-
-    def window(i, m, h, w):
-        return phi((z[i] - z[m]) / (h * w[m])) / (h * w[m])
-
-    def log_sum(i, h, w):
-        """Logarithm of the windows of the others at z_i, also where all underflow."""
-        logs = [-(((z[i] - z[m]) / (h * w[m])) ** 2) / 2 - math.log(h * w[m]) for m in range(n) if m != i]
-        return max(logs) + math.log(sum(math.exp(v - max(logs)) for v in logs))
-
-    def share(i, m, h, w):
-        log_window = -(((z[i] - z[m]) / (h * w[m])) ** 2) / 2 - math.log(h * w[m])
-        return math.exp(log_window - log_sum(i, h, w))
-
-    def likeliest(w):
-        h = first_width(w)
-        before = sum(log_sum(i, h, w) for i in range(n))
-        for _ in range(l_max + 1):
-            spread = sum(share(i, m, h, w) * ((z[i] - z[m]) / w[m]) ** 2 for i in range(n) for m in range(n) if m != i)
-            h = max(math.sqrt(spread / n), lowest)
-            now = sum(log_sum(i, h, w) for i in range(n))
-            if abs(now - before) / n < epsilon:
-                break
-            before = now
-        return h
-
-    w = [1.0] * n
-    h = first_width(w)
+        return np.zeros(len(z))
+    gaps = np.subtract.outer(z, z)
+    own = np.where(np.eye(len(z)), -np.inf, 0)
+    nearest = (abs(gaps) - own).argmin(axis=1)
+    w = np.ones(len(z))
+    h = max(np.sqrt(np.mean((z - z[nearest]) ** 2)), lowest)
     for _ in range(k_max):
-        density = [sum(window(i, m, h, w) for m in range(n)) / n for i in range(n)]
-        mean = math.exp(sum(math.log(p) for p in density) / n)
-        w = [(p / mean) ** -eta for p in density]
-        h = likeliest(w)
-    return [h * v for v in w]
+        log_density = logsumexp(norm.logpdf(gaps, scale=h * w), axis=1)
+        w = np.exp(-eta * (log_density - log_density.mean()))
+        h = max(np.sqrt(np.mean(((z - z[nearest]) / w[nearest]) ** 2)), lowest)
+        of_others = norm.logpdf(gaps, scale=h * w) + own
+        for _ in range(l_max + 1):
+            spread = softmax(of_others, axis=1) * (gaps / w) ** 2
+            h = max(np.sqrt(spread.sum(axis=1).mean()), lowest)
+            before, of_others = of_others, norm.logpdf(gaps, scale=h * w) + own
+            if abs(np.mean(logsumexp(of_others, axis=1) - logsumexp(before, axis=1))) < epsilon:
+                break
+    return h * w
 
 
 def measured(p, measure):
@@ -76,7 +53,7 @@ def near_boundary_ness(g, label):
     return (-1 if d1 == label else 1) * (g[d1] - g[d2])
 
 
-def anchor_uncertainty(logits, labels, neighbors, measure="triangle", gap="own"):
+def anchor_uncertainty(logits, labels, neighbors, measure):
     """Section 4.5, one anchor at a time; i and j are the most represented classes, samples of j mirrored (Fig. 4.5).
 
     Of classes that are equally many the one that occurs first.
@@ -86,8 +63,6 @@ def anchor_uncertainty(logits, labels, neighbors, measure="triangle", gap="own")
         given = [labels[m] for m in members]
         i, j = sorted(range(len(logits[0])), key=lambda c: (-given.count(c), [*given, c].index(c), c))[:2]
         axis = [near_boundary_ness(logits[m], labels[m]) * (-1 if labels[m] == j else 1) for m in members]
-        if gap == "pair":
-            axis = [logits[m][j] - logits[m][i] for m in members]
         k = {i: 0.0, j: 0.0}
         for z, width, label in zip(axis, cvml_widths(axis), given, strict=True):
             if label in k and width:
@@ -111,21 +86,13 @@ def cluster_mean(clusters, labels, first, second, n_classes, measure, min_size=8
 
 def wanted(logits, labels, n_classes):
     """Section 4.4.1: how many samples of each class are in the bin of the histogram that holds zero."""
-    counts = []
+    found = []
     for c in range(n_classes):
-        values = []
-        for g, label in zip(logits, labels, strict=True):
-            if label == c:
-                values.append(near_boundary_ness(g, label))
-        edges = np.histogram_bin_edges(values, bins="auto")
-        last = len(edges) - 2
-
-        def holds(k, v, edges=edges, last=last):
-            return edges[k] <= v < edges[k + 1] or (k == last and v == edges[-1])
-
-        at_zero = [k for k in range(last + 1) if holds(k, 0)]
-        counts.append(sum(holds(at_zero[0], v) for v in values) if at_zero else 0)
-    return counts
+        values = [near_boundary_ness(g, label) for g, label in zip(logits, labels, strict=True) if label == c]
+        counts, edges = np.histogram(values, bins="auto")
+        place = min(np.searchsorted(edges, 0, side="right"), len(counts)) - 1
+        found.append(counts[place] if edges[0] <= 0 <= edges[-1] else 0)
+    return found
 
 
 def omission(labels, predictions, neighbors, significance, weights=None):

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import numpy as np
+from scipy.linalg import null_space
 from scipy.optimize import linprog
 
 
@@ -23,7 +24,7 @@ def supremum_by_patterns(x, y, counts):
         least = math.inf
         for size in range(min(n_features, len(used)) + 1):
             for active in itertools.combinations(range(len(used)), size):
-                free = _null_space(cone[list(active)])
+                free = null_space(cone[list(active)], rcond=1e-10) if active else np.eye(n_features)
                 design = np.round(root[:, None] * x @ free, 12)  # rounding errors are no directions
                 beta = free @ np.linalg.lstsq(design, root * y, rcond=1e-10)[0]
                 if (cone @ beta >= -1e-9).all():
@@ -45,13 +46,6 @@ def _is_open(cone):
         bounds=[(-1, 1)] * n_features + [(None, 1)],
     )
     return result.x[-1] > 1e-8
-
-
-def _null_space(rows):
-    if not len(rows):
-        return np.eye(rows.shape[1])
-    _, singular, axes = np.linalg.svd(rows)
-    return axes[(singular > 1e-10).sum() :].T
 
 
 def estimate_632(x, y, n_draws, rng):

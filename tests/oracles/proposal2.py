@@ -71,18 +71,6 @@ def parzen_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6, 
     return total
 
 
-def neighbors_of(features, size):
-    """Eq. 26 by sorting all distances: clusters, and the nearest distance that is positive."""
-    features = np.asarray(features, dtype=np.float64)
-    clusters, nearest = [], []
-    for n in range(len(features)):
-        distances = [math.dist(features[n], other) for other in features]
-        others = sorted((m for m in range(len(features)) if m != n), key=lambda m: (distances[m], m))
-        clusters.append([n, *others[: size - 1]])
-        nearest.append(min((d for d in distances if d > 0), default=0.0))
-    return clusters, nearest
-
-
 def trust_score(class_distances, prediction):
     """Jiang et al. (2018), Algorithm 2, for one point."""
     own = class_distances[prediction]

@@ -28,18 +28,20 @@ def test_inputs_alone_are_standardised(dtype):
     torch.testing.assert_close(points, expected.to(dtype))
 
 
-def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
+def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space(dtype):
     features, labels = blobs()
-    inputs = torch.cat((features[:, :2], 100 * torch.rand(120, 2)), dim=1)  # two that say nothing
-    found = ParzenUncertainty(10, feature_extractor=lambda x: x[:, :2]).fit(inputs, labels)
-    points = FeatureSpace().fit(inputs[:, :2]).transform(inputs[:, :2])
+    inputs = torch.cat((features[:, :2], 100 * torch.rand(120, 2)), dim=1).to(dtype)  # two that say nothing
+    found = ParzenUncertainty(10, n_draws=2, seed=5, feature_extractor=lambda x: x[:, :2]).fit(inputs, labels)
+    points = FeatureSpace().fit_transform(inputs[:, :2])
     graph = NeighborGraph(10).fit(points)
     assert torch.equal(found.neighbors, graph.neighbors)
-    assert torch.equal(found.bayes_pairs, PrototypeClassifier().fit(points, labels).top_pairs(points))
+    assert torch.equal(found.bayes_pairs, PrototypeClassifier(seed=5).fit(points, labels).top_pairs(points))
+    assert found.perturbed_inputs.dtype == dtype
     space = FeatureSpace().fit(inputs)
-    step = (space.transform(found.perturbed_inputs[0]) - space.transform(inputs)).norm(dim=1)
+    steps = torch.stack([space.transform(draw) - space.transform(inputs) for draw in found.perturbed_inputs])
     among = distances(space.transform(inputs))[torch.arange(120).unsqueeze(1), graph.neighbors[:, 1:]]
-    torch.testing.assert_close(step, among.amin(dim=1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(steps.norm(dim=2), among.amin(dim=1).expand(2, -1), atol=1e-4, rtol=1e-4)
+    assert not torch.equal(*steps)
 
 
 def test_where_all_neighbours_are_duplicates_the_step_is_searched_among_all():
