@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
+from torchmetrics.classification import BinaryROC
 
 import bu_torch
 from bu_torch import evaluation, functional
@@ -26,6 +27,7 @@ PAIRS = torch.tensor([[0, 1]] * 60)
 Z, EDGES = torch.linspace(0, 1, 60), torch.tensor([0.5])
 W = torch.rand(60, generator=torch.Generator().manual_seed(0)) + 0.1
 
+ROC = BinaryROC()
 CHOICES = ("rule", "also", "perturbation", "filtering", "measure", "gap", "prior_correction", "method", "bandwidth")
 SIZES = ("n_neighbors", "max_samples", "n_prototypes", "every_n_epochs", "n_draws", "n_patches", "size", "n_cells")
 SIZES += ("n_components", "batch_size", "n_landmarks", "max_anchors", "n_repeats", "n_bootstrap")
@@ -36,7 +38,7 @@ NO_WEIGHTS = (W - 2, W / 0, W * NAN, W[1:], W.unsqueeze(1), W.long() + 1, W.toli
 # By the name of an argument, wherever it is taken: values that are refused.
 REFUSED = {
     "features": NO_FEATURES,
-    "inputs": (X / 0,),
+    "inputs": (X / 0, (X, X[1:]), {"a": X, "b": X[1:]}, {}),
     "perturbed": (X[:59], X / 0),
     "labels": NO_LABELS,
     "logits": NO_LOGITS,
@@ -46,7 +48,9 @@ REFUSED = {
     "bayes_pairs": (0 * PAIRS, 3 * PAIRS),
     "neighbors": (NEIGHBORS[:, :1], NEIGHBORS + 60, NEIGHBORS[:, 0]),
     "weights": NO_WEIGHTS,
-    "sample_weight": (W - 9, W[1:]),
+    "sample_weight": (W - 9, W[1:], W * (LABELS > 0), W / 0, W * NAN, W > 0, ["a"] * 60),
+    "class_weight": ("other", 3.0, {}, {-1: 1.0}, {"a": 1.0}, {0: 0.0}, [1.0, -1.0], {0: NAN}),
+    "metric": ("auc", int, [[0, 10**400], [1, 0]], [[0, 1]], [[0, 1], [1]], [[5, 5], [1, 1]], [[0, NAN], [1, 0]], ROC),
     "class_distances": (LOGITS[0],),
     "shares": (LOGITS[0], LOGITS[:, :1], LOGITS / 0),
     "scores": ([], W * NAN),
@@ -146,9 +150,10 @@ TAKEN = [
     (fitted(bu_torch.TrustScore).class_distances, {"features": X}),
     (fitted(bu_torch.TrustScore).score, {"features": X, "predictions": Y}),
 ]
-# Formulas do not look at all, and of what is not finite there is no score.
+# Formulas do not look at all, of what is not finite there is no score, and a metric may be one of the space.
 UNCHECKED = ("label_votes-labels-0", "mean_trust_score-scores-1", "omission-predictions-1", "omission-predictions-2")
 UNCHECKED += ("omission-neighbors-0", "LabelRegression.predict_proba-labels", "LabelRegression.predict_proba-weights")
+UNCHECKED += ("LabelRegression-metric", "SelectionRule-metric")
 ROWS = [
     pytest.param(call, {**taken, name: value}, name, id=f"{number} {place}")
     for number, (call, taken) in enumerate(TAKEN)

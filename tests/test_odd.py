@@ -162,6 +162,11 @@ def plain(tmp_path_factory):
     return cache(lambda way: numbers(way, tmp_path_factory.mktemp("plain")))
 
 
+@pytest.mark.parametrize("way", [by_stopping, by_stopper, by_files])
+def test_probabilities_are_read_as_their_logits(tmp_path, way, plain):
+    assert numbers(way, tmp_path, output=nn.Softmax(dim=1)) == pytest.approx(plain(way), abs=1e-4)
+
+
 @pytest.mark.parametrize("labels", [Y.byte(), Y.to(torch.uint16), Y.numpy().astype("u4"), Y.double()])
 @ways
 def test_labels_of_any_kind_are_the_same(tmp_path, way, labels, plain):
@@ -238,6 +243,7 @@ REFUSED = {
     "one reading of tensors": (AGAIN, {"perturbation": "reading"}),
     "readings of other samples": (AGAIN, {"data": changed_labels(), "perturbation": "reading"}),
     "class weights of two": ("`class_weight`", {"class_weight": [1.0, 2.0]}),
+    "a weight of no class": ("`class_weight`", {"class_weight": {0: 1.0, 7: 2.0}}),
     "costs of four": ("`metric`", {"metric": (1 - torch.eye(4)).tolist()}),
     "no such place of labels": ("`label_key=3`", {"input_key": 0, "label_key": 3}),
     "names in a tuple": ("`input_key='image'`", {"input_key": "image", "label_key": "target"}),

@@ -7,7 +7,7 @@ from problems import blobs, weights_at_random
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
 from bu_torch.functional import label_votes
-from bu_torch.functional.probabilities import brier_score, tangent_kernel
+from bu_torch.functional.probabilities import brier_score
 
 WEIGHTS = weights_at_random(60)
 SENTINEL = torch.rand(400, 2, generator=torch.Generator().manual_seed(0))
@@ -118,31 +118,6 @@ class TestRegression:
         twice = LabelRegression(n_landmarks).fit(features.repeat(2, 1), labels.repeat(2))
         atol = 1e-5 if n_landmarks == 300 else 0.1
         torch.testing.assert_close(twice.predict_proba(features), exact, atol=atol, rtol=0)
-
-    @pytest.mark.parametrize("is_weighted", [False, True])
-    def test_half_of_the_landmarks_predict_left_out_labels(self, is_weighted, penalties):
-        """As ridge regression without the sample on the coordinates of these landmarks."""
-        penalties((0.1,))
-        features, labels = blobs(n=90)
-        weights = torch.ones(90, dtype=torch.float64)
-        if is_weighted:
-            weights += torch.rand(90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            weights /= weights.mean()
-        regression = LabelRegression(n_landmarks=20).fit(features, labels, weights if is_weighted else None)
-        landmarks = regression._landmarks[:10]
-        points = (features.double() - regression._center) / regression._scale
-        unit = tangent_kernel(regression._landmarks, regression._landmarks).diagonal().mean()
-        own = tangent_kernel(landmarks, landmarks) * unit + 1e-7 * unit.square() * torch.eye(10)
-        kernel = tangent_kernel(points, landmarks)
-        shares = torch.zeros(3, dtype=torch.float64).index_add_(0, labels, weights) / weights.sum()
-        targets = torch.nn.functional.one_hot(labels, 3) - shares
-        for row in range(0, 90, 9):
-            others = torch.arange(90) != row
-            weighted = kernel[others].T * weights[others]
-            solution = torch.linalg.solve(weighted @ kernel[others] + 0.1 * own, weighted @ targets[others])
-            expected = (kernel[row] @ solution + shares).clamp(min=0)
-            found = regression.left_out[row].double()
-            torch.testing.assert_close(found, expected / expected.sum(), atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("is_weighted", [False, True])
     def test_of_many_samples_some_of_each_class_are_taken_with_their_weights(self, is_weighted):

@@ -105,12 +105,6 @@ def test_inputs_are_dicts_tuples_or_one_tensor():
     assert as_inputs({"a": [[1.0], [2.0]]}, "inputs")["a"].shape == (2, 1)
 
 
-@pytest.mark.parametrize("inputs", [(IDS, MASK[1:]), {"a": IDS, "b": MASK[1:]}, {}])
-def test_inputs_of_other_lengths_are_refused_by_name(inputs):
-    with pytest.raises(ValueError, match=r"`inputs` must be tensors of one length, got (\(6, 4\), \(5, 4\)|none)\."):
-        as_inputs(inputs, "inputs")
-
-
 def test_a_tuple_of_one_holds_the_logits():
     output = torch.rand(4, 3)
     assert logits_of((output,), 4) is output

@@ -129,19 +129,6 @@ def test_a_metric_that_fails_in_the_midst_gives_nan_and_says_so():
     assert values["expected_accuracy"].isfinite()
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [
-        *("auc", int, None, [[0, 10**400], [1, 0]], [[0, 1]], [[0, 1], [1]], [[5, 5], [1, 1]], [[0, math.nan], [1, 0]]),
-        classification.BinaryROC(),
-    ],
-)
-def test_what_is_no_metric_is_refused_by_name(metric):
-    for make in (as_metric, lambda one: Settings(metric=one)):
-        with pytest.raises((TypeError, ValueError), match=r"^`metric` must "):
-            make(metric)
-
-
 def test_what_does_not_fit_the_labels_is_refused_before_training_and_the_network_at_the_first_check():
     several = classification.MulticlassAccuracy(2, average=None)
     for metric, labels in ((several, TWO), (regression.MeanSquaredError(), TWO), (classification.BinaryAUROC(), Y)):
@@ -185,14 +172,10 @@ def test_a_metric_of_the_users_is_the_users_and_its_settings_stay_when_it_is_use
 
 @pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy", "log_loss", [[0, 1], [3, 0]]])
 def test_it_decides_in_place_of_the_default_rule(metric):
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    steps = torch.optim.SGD(model.parameters(), lr=0.3)
     stopper = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=2, metric=metric, patience=50)
+    model = nn.Linear(4, 2)
     for _ in range(12):
-        steps.zero_grad()
-        nn.functional.cross_entropy(model(X), TWO).backward()
-        steps.step()
+        model.reset_parameters()
         stopper.check(model)
     is_loss = not isinstance(metric, str) or metric == "log_loss"
     name = "expected_cost" if not isinstance(metric, str) else f"expected_{metric}"

@@ -1,6 +1,5 @@
 """Features of images, of texts and of a network's layer."""
 
-import numpy as np
 import pytest
 import scenarios
 import torch
@@ -15,29 +14,20 @@ TEXTS = scenarios.tokens(200)[0]
 
 
 def slow_features(patches, images, n_cells):
-    """Each filter at each place by hand, from the fitted filters."""
-    filters, offsets = patches._filters.double().numpy(), patches._offsets.double().numpy()
-    size = filters.shape[-1]
-    rows = []
-    for image in (images.double().numpy() - patches._center) / patches._scale:
-        places = image.shape[1] - size + 1
-        maps = np.zeros((len(filters), places, places))
-        for i in range(places):
-            for j in range(places):
-                patch = image[:, i : i + size, j : j + size]
-                patch = (patch - patch.mean()) / np.sqrt(patch.var() + 0.01)
-                maps[:, i, j] = (filters * patch).sum(axis=(1, 2, 3)) - offsets
-        features = []
-        for sign in (1, -1):
-            halves = np.maximum(sign * maps - 0.25, 0)
-            edges = [(places * c // n_cells, -(-places * (c + 1) // n_cells)) for c in range(n_cells)]
-            features += [halves[f, a:b, c:d].mean() for f in range(len(filters)) for a, b in edges for c, d in edges]
-        rows.append(features)
-    return torch.tensor(np.array(rows), dtype=torch.float32)
+    """By torch's own windows and pooling, from the fitted filters."""
+    filters, offsets = patches._filters.double(), patches._offsets.double()
+    places = images.shape[2] - filters.shape[-1] + 1
+    windows = nn.functional.unfold((images.double() - patches._center) / patches._scale, filters.shape[-1])
+    windows = (windows - windows.mean(dim=1, keepdim=True)) / (
+        windows.var(dim=1, correction=0, keepdim=True) + 0.01
+    ).sqrt()
+    maps = (filters.flatten(1) @ windows - offsets.view(-1, 1)).unflatten(2, (places, places))
+    halves = (torch.cat((maps, -maps), dim=1) - 0.25).relu()
+    return nn.functional.adaptive_avg_pool2d(halves, n_cells).flatten(1).float()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_feature_is_what_the_loops_give_whatever_the_block(monkeypatch, channels, generator):
+def test_each_feature_is_what_windows_give_whatever_the_block(monkeypatch, channels, generator):
     """Of bright images: the mean of a patch is taken off within the filters."""
     images = torch.randn(20, channels, 9, 9, generator=generator) + 3
     patches = PatchFeatures(n_patches=5, size=4).fit(images)

@@ -17,17 +17,13 @@ def given(generator, n=30, n_landmarks=7, d=4, n_outputs=3):
 
 
 def by_autograd(points, landmarks, coefficients, width, weights):
-    """The mean over points of the outer products of the gradients, one point and one output at a time."""
-    total = torch.zeros(points.shape[1], points.shape[1], dtype=points.dtype)
-    for point, weight in zip(points, weights, strict=True):
-        for column in coefficients.T:
+    """The mean over points of the outer products of the gradients, one point at a time."""
 
-            def function(x, column=column):
-                return sum(a * torch.exp(-(x - z).norm() / width) for a, z in zip(column, landmarks, strict=True))
+    def function(x):
+        return torch.exp(-(x - landmarks).norm(dim=1) / width) @ coefficients
 
-            gradient = torch.autograd.functional.jacobian(function, point)
-            total += weight * torch.outer(gradient, gradient)
-    return total / len(points)
+    gradients = [torch.autograd.functional.jacobian(function, point) for point in points]
+    return sum(weight * one.T @ one for weight, one in zip(weights, gradients, strict=True)) / len(points)
 
 
 def outer_product(points, landmarks, coefficients, width, weights=None):

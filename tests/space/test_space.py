@@ -70,10 +70,13 @@ def test_a_module_extracts_in_eval_mode_and_stays_as_it_is():
     assert not points.requires_grad
 
 
-def test_a_module_of_another_precision_extracts():
+def test_a_module_of_another_precision_and_on_another_device_extracts(device):
     inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     module = nn.Linear(4, 3)
-    torch.testing.assert_close(FeatureSpace(module).fit(inputs).extract(inputs), module(inputs.float()).detach())
+    expected = module(inputs.float()).detach()
+    found = FeatureSpace(module.to(device).forward).fit(inputs).extract(inputs)
+    assert found.device.type == "cpu"
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("extract", [lambda x: x[:7], lambda x: x / 0, lambda x: x[:, 0], lambda x: None])
@@ -105,47 +108,23 @@ def test_a_random_step_of_a_large_image_is_measured_in_its_own_pixels():
     torch.testing.assert_close((moved - points).norm(dim=1), distances.amin(dim=0), rtol=1e-3, atol=1e-3)
 
 
-LABELS = torch.arange(60) % 2
-NUMBERS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)) + LABELS.unsqueeze(1)
-LARGE = 2**25 + 1  # an id that float32 does not hold
-SEEN = set()  # not in the network, whose attributes are put back
-
-
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
-
-    def features(self, numbers):
-        return self.first(numbers)
-
-    def features_of_both(self, both):
-        SEEN.update(both["ids"].flatten().tolist())
-        return self.first(both["numbers"])
-
-    def forward(self, numbers, ids=None):
-        return self.last(self.first(numbers))
-
-
-@pytest.mark.gpu
-def test_samples_come_to_the_device_of_the_network(accelerator):
-    network = Network()
-    there = FeatureSpace(network.features).fit_transform(NUMBERS)
-    network.to(accelerator)
-    points = FeatureSpace(network.features).fit_transform(NUMBERS)
-    assert points.device.type == "cpu"
-    torch.testing.assert_close(points, there)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_several_tensors_ids_stay_as_they_are(dtype):
-    SEEN.clear()
-    network = Network().to(dtype)
-    both = {"numbers": NUMBERS, "ids": LARGE + torch.arange(60).unsqueeze(1) % 5}
-    extract = network.features_of_both
-    stopper = BoundaryUncertaintyStopper(both, LABELS, n_neighbors=10, feature_extractor=extract)
-    stopper.check(network)
-    assert set(range(LARGE, LARGE + 5)) == SEEN
+    seen = set()  # not in the network, whose attributes are put back
+
+    class Network(nn.Linear):
+        def features(self, both):
+            seen.update(both["ids"].flatten().tolist())
+            return self(**both)
+
+        def forward(self, numbers, ids):
+            return super().forward(numbers)
+
+    network, (numbers, labels) = Network(4, 3, dtype=dtype), blobs()
+    ids = 2**25 + 1 + torch.arange(120).unsqueeze(1) % 5  # float32 does not hold them
+    both = {"numbers": numbers, "ids": ids}
+    BoundaryUncertaintyStopper(both, labels, n_neighbors=10, feature_extractor=network.features).check(network)
+    assert seen == set(ids.flatten().tolist())
 
 
 # Which space is chosen.
