@@ -18,9 +18,8 @@ def slow_features(patches, images, n_cells):
     filters, offsets = patches._filters.double(), patches._offsets.double()
     places = images.shape[2] - filters.shape[-1] + 1
     windows = nn.functional.unfold((images.double() - patches._center) / patches._scale, filters.shape[-1])
-    windows = (windows - windows.mean(dim=1, keepdim=True)) / (
-        windows.var(dim=1, correction=0, keepdim=True) + 0.01
-    ).sqrt()
+    variance, mean = torch.var_mean(windows, dim=1, correction=0, keepdim=True)
+    windows = (windows - mean) / (variance + 0.01).sqrt()
     maps = (filters.flatten(1) @ windows - offsets.view(-1, 1)).unflatten(2, (places, places))
     halves = (torch.cat((maps, -maps), dim=1) - 0.25).relu()
     return nn.functional.adaptive_avg_pool2d(halves, n_cells).flatten(1).float()
