@@ -136,7 +136,9 @@ class FileKeeper(InternalCallback, ModelCheckpoint):
                 trainer.strategy.remove_checkpoint(earlier)
             elif earlier:
                 left = cleaned(earlier)
-                self.engine.detail(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
+                self.engine.tell_if_verbose(
+                    f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}"
+                )
         except BaseException:  # Ctrl-C, or whatever a writer raises
             self.set_best(earlier, earlier_score)
             raise

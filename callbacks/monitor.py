@@ -182,7 +182,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         why = _why_not_averaged(trainer) if settings.averaging is not None else ""
         self._begin(replace(settings, averaging=None) if why else settings)
         if why:
-            self.engine.detail(f"bu-torch does not average the weights: {why}.")
+            self.engine.tell_if_verbose(f"bu-torch does not average the weights: {why}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._prepare(trainer, pl_module)
@@ -226,8 +226,8 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         return is_the_same
 
     def _reader(self, trainer: Trainer) -> TrainerReader:
-        prepared = self.engine.prepared
-        return TrainerReader(trainer, self.engine, None if prepared is None else prepared.packing)
+        shared = self.engine.shared
+        return TrainerReader(trainer, self.engine, None if shared is None else shared.packing)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         if self.is_by_steps:
@@ -264,7 +264,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
         average = lightning_average(trainer)
-        options = {"is_counted": average is None or int(average.n_averaged) > 0}  # else it is the untrained network
+        options = {"is_untrained": average is not None and not int(average.n_averaged)}
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
             module, read = average.module if average else pl_module, self._reader(trainer).read

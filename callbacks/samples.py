@@ -78,7 +78,7 @@ def training_data(
     most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
     n_between = _samples_between_checks(trainer, every_n_train_steps)
 
-    def how_many(n_training: int) -> int:  # a bound by the weights alone, before a sample can be passed
+    def how_many(n_training: int) -> int:  # a bound by the size of the network, before a sample can be passed
         counts = n_training, int(min(n_training, n_between)), count_operations(pl_module)
         return min(plan(settings, *counts, max_samples=n_training if takes_all else None).n_samples, most)
 
@@ -91,7 +91,7 @@ def training_data(
         settings.refuse_too_few(len(samples.inputs), "it")
         n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
     if samples.packing is not None and source.input_key is None:
-        engine.detail(
+        engine.tell_if_verbose(
             f"bu-torch takes these inputs from a batch: {', '.join(samples.packing.names)}. Pass `input_key=[...]` to"
             " change this."
         )
@@ -142,7 +142,7 @@ def _read(
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
-    settings, detail = engine.settings, engine.detail
+    settings, detail = engine.settings, engine.tell_if_verbose
     loader, n_batches, name = trainer.train_dataloader, float(trainer.num_training_batches), "Training data"
     if reference is not None:
         loader = reference if isinstance(reference, DataLoader) else DataLoader(reference, batch_size=READ_BATCH)

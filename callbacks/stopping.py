@@ -44,6 +44,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     of the largest is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
     then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
     `raw_state_dict`; after any other exception the weights stay as they are and a line says where the checkpoint is.
+    They also stay if no check is better than one prediction for all samples.
     Training itself is the same to the bit with and without this callback.
 
     The callback decides after each check, when an epoch or a batch ends. A private subclass of `ModelCheckpoint` saves:
@@ -147,7 +148,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         super()._begin(settings)
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: FileKeeper | None = None  # None if the trainer writes no files
-        self._kept = KeptWeights(self.engine)
+        self._in_memory = KeptWeights(self.engine)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -171,7 +172,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, InternalCallback)]
         if defaults := list(filter(_is_default, callbacks)):
             callbacks = [callback for callback in callbacks if callback not in defaults]
-            self.engine.detail(
+            self.engine.tell_if_verbose(
                 "bu-torch's checkpoint takes the place of Lightning's default one. To keep the last epoch, too, list"
                 " `ModelCheckpoint(save_last=True)`."
             )
@@ -192,7 +193,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if self._keeper is None:
-            state["weights"] = self._kept.state_dict()
+            state["weights"] = self._in_memory.state_dict()
         elif self._keeper.is_saving and "average" in state:
             # The file's own weights are the average: `resume_raw_weights` takes it from there.
             state["average"]["weights"] = {}
@@ -202,15 +203,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         weights = state_dict.pop("weights", None) if isinstance(state_dict, dict) else None
         super().load_state_dict(state_dict)
         if weights is not None and self._keeper is None and not self.engine.is_over:
-            self._kept.load_state_dict(weights)
+            self._in_memory.load_state_dict(weights)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         history, keeper = self.engine.history, self._keeper
         if not self._prepare(trainer, pl_module):
-            self._kept.values = {}
+            self._in_memory.values = {}
             if keeper is not None:
                 keeper.set_best("", None)
-        elif history.kept is not None and not (self.best_model_path or self._kept.values):
+        elif history.kept is not None and not (self.best_model_path or self._in_memory.values):
             rank_zero_warn(history.forget_kept())
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
@@ -222,8 +223,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._keeper.check = check  # which it keeps when other callbacks and the module have had this hook
         elif check.is_best:
             with self.engine.record.counting("saving_seconds"):
-                self._kept.keep(check, pl_module)
-        should_stop = trainer.strategy.reduce_boolean_decision(history.verdict.should_stop, all=False)  # all, or none
+                self._in_memory.keep(check, pl_module)
+        should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)  # all, or none
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
         # score may recover by then.
         if should_stop and _may_stop(trainer):
@@ -249,9 +250,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             engine.summary = engine.processes.broadcast(engine.summary)
         if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
-        place, may_restore = "not in the model", is_graceful and self.restore_best_weights and not engine.is_useless
+        place, may_restore = (
+            "not in the model",
+            is_graceful and self.restore_best_weights and not engine.beats_no_constant,
+        )
         if kept is not None and may_restore:
-            place = restore(trainer, self._keeper, self._kept.values)
+            place = restore(trainer, self._keeper, self._in_memory.values)
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"

@@ -49,8 +49,8 @@ def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, rea
     """
     stopper.stopping_reason = stopper.stopping_reason or reason
     stopper.judge()
-    is_useless = stopper.engine.processes.broadcast(stopper.engine.is_useless)
-    if network is not None and stopper.best_epoch is not None and not is_useless:
+    beats_no_constant = stopper.engine.processes.broadcast(stopper.engine.beats_no_constant)
+    if network is not None and stopper.best_epoch is not None and not beats_no_constant:
         try:
             stopper.restore(network)
         except RuntimeError as error:

@@ -211,7 +211,7 @@ class SelectionRule:
         return float(score)
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """Decision after a check, with the state that the next decision needs."""
 
     best: float = -math.inf  # score to exceed
@@ -219,14 +219,14 @@ class Verdict(NamedTuple):
     should_stop: bool = False  # because of the patience, or of a score that is not finite
 
 
-def decide(before: Verdict, score: float, *, patience: int, min_delta: float = 0.0) -> Verdict:
+def decide(before: Decision, score: float, *, patience: int, min_delta: float = 0.0) -> Decision:
     """Decide after a check whether to stop, as Lightning's `EarlyStopping(mode="max")` does.
 
-    `before` is the verdict of the previous check. `patience` 0 means the same as 1.
+    `before` is the decision after the previous check. `patience` 0 means the same as 1.
     """
     if not math.isfinite(score):
         return before._replace(should_stop=True)
     if score - min_delta > before.best:
-        return Verdict(score)
+        return Decision(score)
     wait = before.wait + 1
-    return Verdict(before.best, wait, wait >= patience)
+    return Decision(before.best, wait, wait >= patience)

@@ -18,7 +18,7 @@ from bu_torch.internal.replica import evaluation_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
-from bu_torch.run.prepare import Fitted, Preparation, TrainingData, prepare_signals
+from bu_torch.run.prepare import Fitted, SharedPreparation, TrainingData, prepare_signals
 from bu_torch.run.processes import Processes
 from bu_torch.run.record import VERSION, Record, as_small, as_tables, plain, read_state, row
 from bu_torch.run.settings import Settings
@@ -53,7 +53,7 @@ class Engine:
             if check.is_best:
                 save(check.weights)
                 engine.history.keep(check.entry)
-            if engine.history.verdict.should_stop:
+            if engine.history.decision.should_stop:
                 break
         engine.end("Training ended.")
 
@@ -69,13 +69,13 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.tell, self.detail = tell, tell if settings.verbose else untold
-        self._outputs = OutputReader("The module", self.warn, self.detail)
+        self.tell, self.tell_if_verbose = tell, tell if settings.verbose else untold
+        self._outputs = OutputReader("The module", self.warn, self.tell_if_verbose)
         self.processes = Processes()
         self.history = History(settings)
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
         self.record = Record()
-        self.prepared: Preparation | None = None
+        self.shared: SharedPreparation | None = None
         self.fitted: Fitted | None = None  # in the first process, until `release`
         self.resumed: dict[str, Any] = {}  # preparation of the run that this one resumes
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
@@ -94,20 +94,20 @@ class Engine:
     def prepare(self, read: Callable[[], TrainingData], device: torch.device) -> bool:
         """Prepare in the first process for checks on `device`; False if no earlier check counts: the samples differ."""
         has_checks, processes = bool(self.history.entries), self.processes
-        lines = {"warn": self.warn, "tell": self.tell, "detail": self.detail}
+        lines = {"warn": self.warn, "tell": self.tell, "detail": self.tell_if_verbose}
 
-        def prepared() -> Preparation:
+        def prepared() -> SharedPreparation:
             shared, self.fitted = prepare_signals(
                 read(), self.settings, self.resumed, device, has_checks=has_checks, **lines
             )
             return shared
 
-        self.prepared = processes.on_first(prepared)
+        self.shared = processes.on_first(prepared)
         self.inputs = None if self.fitted is None else self.fitted.signals.perturbed
         if processes.are_sharded and processes.count > 1:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)
-        is_the_same = self.prepared.is_restored or not has_checks
+        is_the_same = self.shared.is_comparable or not has_checks
         if not is_the_same:
             self._forget_checks()
         return is_the_same
@@ -144,12 +144,12 @@ class Engine:
         epoch: int,
         step: int | None = None,
         *,
-        is_counted: bool = True,
+        is_untrained: bool = False,
         train_loss: float | None = None,
     ) -> Check:
         """Measure a copy of a model, with averaged weights if there are any, add the check and write it to the record.
 
-        `read` gives the logits of a network at inputs. Weights that are sharded are left to `state_to_keep`.
+        `read` gives the logits of a network at inputs. `Check.weights` has no shards: their owners ask for their own.
         """
         started, self.summary = time.perf_counter(), {}
         if self.average is not None and isinstance(model, nn.Module):
@@ -161,7 +161,7 @@ class Engine:
                 return self._outputs.read(partial(read, network, self.inputs))
 
         measured = self.processes.on_logits(logits, self.measure)
-        entry, is_best = self.add(epoch, measured, step, is_counted=is_counted)
+        entry, is_best = self.add(epoch, measured, step, is_untrained=is_untrained)
         check = Check(entry, is_best, self.state_to_keep(model) if is_best and not are_sharded else {})
         self._write(check, started, train_loss)
         return check
@@ -191,15 +191,15 @@ class Engine:
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
     def add(
-        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
+        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_untrained: bool = False
     ) -> tuple[dict[str, Any], bool]:
         """Add a check and decide; the new entry, which replaces one of the same epoch and step, and `Check.is_best`.
 
-        With `is_counted=False`, neither it nor any check before it counts for the patience or as best.
+        If the network `is_untrained`, neither this check nor any before it counts for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        is_best = self.history.add(entry) and is_counted
-        if not is_counted:
+        is_best = self.history.add(entry) and not is_untrained
+        if is_untrained:
             self._forget_checks()
         elif self.measured is not None and self.history.has_best_value(entry):
             self._best_contributions = self.measured.contributions
@@ -268,7 +268,7 @@ class Engine:
         self.record.write(line | seconds)
 
     @property
-    def is_useless(self) -> bool:
+    def beats_no_constant(self) -> bool:
         """Whether no check is as good as the same prediction for all samples."""
         metric, values = self.history.metric, map(self.history.value_of, self.history.compared)
         uninformed = self.summary.get(f"one_class_{metric.name}")
@@ -289,7 +289,7 @@ class Engine:
         for line in (*lines, self.record.describe_cost(), *self._doubts):
             self.tell(line)
         for line in self._remarks:
-            self.detail(line)
+            self.tell_if_verbose(line)
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""
@@ -306,7 +306,7 @@ class Engine:
         return {
             **self.history.state_dict(),
             "history": as_tables(self.history.entries),
-            **(resumed if self.prepared is None else self.prepared.state_dict()),
+            **(resumed if self.shared is None else self.shared.state_dict()),
             "predictions": None if predictions is None else as_small(predictions),
             "best_contributions": None if best is None else best.cpu(),
             **({} if self.average is None else {"average": self.average.state_dict()}),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bu_torch.internal.output import cleaned
-from bu_torch.rule.rules import SelectionRule, Verdict, decide
+from bu_torch.rule.rules import Decision, SelectionRule, decide
 from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import as_metric
 
@@ -23,7 +23,7 @@ class History:
     """
 
     kept: Entry | None
-    verdict: Verdict  # decision after the last check
+    decision: Decision  # decision after the last check
     n_not_compared: int  # checks before the first that counts for the patience or as best
 
     def __init__(self, settings: Settings) -> None:
@@ -83,14 +83,14 @@ class History:
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
-        verdict, compared = self.verdict, self.compared
-        if not verdict.should_stop:
+        decision, compared = self.decision, self.compared
+        if not decision.should_stop:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {self.selection.rule.title}"
         if not math.isfinite(score := compared[-1][self.score_name]):
             return f"{start} gave a score that is not finite ({score})."
-        wait, min_delta = verdict.wait, self.settings.min_delta
+        wait, min_delta = decision.wait, self.settings.min_delta
         now, unit = (epoch, "epoch") if step is None else (step, "step")
         then = compared[-1 - wait].get(unit) if wait < len(compared) else None
         since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
@@ -135,7 +135,7 @@ class History:
     def reset(self) -> None:
         """Compare later checks with none of those so far."""
         self.n_not_compared = len(self.entries)
-        self.kept, self.verdict = None, Verdict()
+        self.kept, self.decision = None, Decision()
         self.selection.rule.reset()
 
     def rule_settings(self) -> dict[str, Any]:
@@ -167,10 +167,10 @@ class History:
         score = self.selection.score(entry)
         if score is not None:
             patience, min_delta = self.settings.patience, self.settings.min_delta
-            self.verdict = decide(self.verdict, score, patience=patience, min_delta=min_delta)
+            self.decision = decide(self.decision, score, patience=patience, min_delta=min_delta)
 
     def _decide_anew(self) -> None:
-        self.verdict = Verdict()
+        self.decision = Decision()
         for entry in self.compared:
             self._decide(entry)
 

@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
     about: Mapping[str, Any]  # samples and classes in words, for the record
 
 
-class Preparation(NamedTuple):
+class SharedPreparation(NamedTuple):
     """What all processes know of the samples of a training's checks."""
 
     plan: Plan
@@ -42,7 +42,7 @@ class Preparation(NamedTuple):
     takes_readings: bool  # perturbed samples are further readings
     are_integers: bool  # samples are integers, before they are perturbed
     fingerprint: str  # identifies the samples
-    is_restored: bool  # False if earlier checks of a resumed run were made at other samples
+    is_comparable: bool  # False if earlier checks of a resumed run were made at other samples
     # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
     # preparation if the space is the network's features, and otherwise the name of the space.
     saved: Mapping[str, Any] | None
@@ -71,7 +71,7 @@ def prepare_signals(
     warn: Tell,
     tell: Tell,
     detail: Tell,
-) -> tuple[Preparation, Fitted]:
+) -> tuple[SharedPreparation, Fitted]:
     """Choose samples as a plan says, fit the signals to them for checks on `device`, and say how they are measured.
 
     `resumed` is the `state_dict` of a resumed run, or empty; its plan counts, and its space, if it `has_checks`. Errors
@@ -90,12 +90,12 @@ def prepare_signals(
     signals = make_signals(None if module is None else packed_model(module, samples.packing))
     uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
     saved = resumed.get("prepared") if has_checks and uses_module else None
-    is_restored = True
+    is_comparable = True
     if saved is not None:
         try:
             signals.restore(saved, samples.inputs, samples.labels, samples.weights)
         except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
-            saved, is_restored = None, False
+            saved, is_comparable = None, False
     if saved is None:
         if has_checks and uses_module and signals.boundary.feature_extractor is None and space is None:
             # A network that has learnt the labels would leak them into the choice.
@@ -105,21 +105,21 @@ def prepare_signals(
         name: Any = signals.boundary.space_name_
         space = name if uses_module and name in get_args(SpaceName) else None
         saved = signals.state() if uses_module and space is None else None
-    prepared = Preparation(
+    shared = SharedPreparation(
         plan,
         samples.packing,
         samples.readings is not None,
         not samples.inputs.is_floating_point(),
         signals.prepared.fingerprint,
-        is_restored and resumed.get("samples") in (None, signals.prepared.fingerprint),
+        is_comparable and resumed.get("samples") in (None, signals.prepared.fingerprint),
         saved,
         space,
     )
-    for line in _details(signals, takes_readings=prepared.takes_readings):
+    for line in _details(signals, takes_readings=shared.takes_readings):
         detail(line)
     if doubt := _doubt(signals):
         tell(doubt)
-    return prepared, Fitted(signals.to(device), samples.rows, _describe(signals, samples))
+    return shared, Fitted(signals.to(device), samples.rows, _describe(signals, samples))
 
 
 def _settings_for(settings: Settings, samples: Samples) -> Settings:

@@ -85,10 +85,10 @@ class NetworkReader:
 
     def moves_integers(self, engine: Engine) -> bool:
         """Whether samples are integers, such as token ids may be, and are moved like numbers."""
-        prepared = engine.prepared
-        if self.packing is not None or prepared is None or prepared.takes_readings:
+        shared = engine.shared
+        if self.packing is not None or shared is None or shared.takes_readings:
             return False
-        return prepared.are_integers and not keeps_integers(self.settings.perturbation)
+        return shared.are_integers and not keeps_integers(self.settings.perturbation)
 
     def operations_of(self, model: object, samples: Samples) -> int:
         """Operations of a pass of one sample; 0 for a model that is no module."""

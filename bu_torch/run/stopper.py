@@ -130,7 +130,7 @@ class BoundaryUncertaintyStopper(Results):
         self.engine = Engine(self.settings)
         if process_group is not None:
             self.engine.processes = TorchProcesses(process_group)
-        self._kept = KeptWeights(self.engine)
+        self._in_memory = KeptWeights(self.engine)
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
         self._is_concluded = False
@@ -166,14 +166,14 @@ class BoundaryUncertaintyStopper(Results):
                 " another training, make another stopper."
             )
         self._is_concluded = False
-        if engine.prepared is None:
+        if engine.shared is None:
             self._prepare(model)
         check = engine.check(model, self._reader.read, epoch, step)
         if check.is_best:
-            self._kept.keep(check, model)
+            self._in_memory.keep(check, model)
         self.stopping_reason = engine.history.why_stopped(epoch, step)
-        self.stopped_epoch = epoch if engine.history.verdict.should_stop else None
-        return engine.history.verdict.should_stop
+        self.stopped_epoch = epoch if engine.history.decision.should_stop else None
+        return engine.history.decision.should_stop
 
     def prepare(self, model: Callable[[Tensor], Any]) -> None:
         """Do before training what the first `check` would do, and read a few samples as it will.
@@ -192,12 +192,12 @@ class BoundaryUncertaintyStopper(Results):
         """
         place = "not in the model"
         try:
-            if not self._kept.values:
+            if not self._in_memory.values:
                 lacking = "the kept model is no `torch.nn.Module`, or the loaded state holds no weights"
                 why = lacking if self.engine.history.kept else self.engine.history.why_none_kept()
                 raise RuntimeError(f"There are no weights to restore: {why}.")
             try:
-                load(model, self._kept.values, allow_missing=False)
+                load(model, self._in_memory.values, allow_missing=False)
             except Exception as error:  # a network with a state of its own may raise anything
                 raise RuntimeError(
                     f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that"
@@ -250,7 +250,7 @@ class BoundaryUncertaintyStopper(Results):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a resumed loop, with the kept weights, as plain data; with shards, all processes must call this."""
-        return {"checks": self.engine.state_dict(), "weights": self._kept.state_dict()}
+        return {"checks": self.engine.state_dict(), "weights": self._in_memory.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`.
@@ -259,7 +259,7 @@ class BoundaryUncertaintyStopper(Results):
         """
         entries = state_dict if isinstance(state_dict, Mapping) else {}
         self.engine.load_state_dict(entries.get("checks"))
-        self._kept.load_state_dict(entries.get("weights"))
+        self._in_memory.load_state_dict(entries.get("weights"))
         self._is_concluded = False
 
     def _prepare(self, model: object) -> None:
@@ -278,7 +278,7 @@ class BoundaryUncertaintyStopper(Results):
         with showing_progress(self.has_progress_bar):
             is_the_same = engine.prepare(read, device_of(model, samples.inputs))
         if not is_the_same:
-            self._kept.values = {}
+            self._in_memory.values = {}
             engine.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from problems import Gain, Product
 
 from bu_torch import Rule, SelectionRule
-from bu_torch.rule.rules import RULE_NAMES, Verdict, as_rule, decide
+from bu_torch.rule.rules import RULE_NAMES, Decision, as_rule, decide
 from bu_torch.signals.catalogue import SIGNALS
 
 
@@ -97,10 +97,10 @@ NAN, INF = math.nan, math.inf
 
 
 def stepwise(scores, **settings):
-    verdicts = [Verdict()]
+    decisions = [Decision()]
     for score in scores:
-        verdicts.append(decide(verdicts[-1], score, **settings))
-    return verdicts[1:]
+        decisions.append(decide(decisions[-1], score, **settings))
+    return decisions[1:]
 
 
 def by_lightning(scores, **settings):
@@ -118,7 +118,7 @@ scores = st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.3, 1.0, -1.0, NAN, INF
     patience=st.integers(0, 4),
     min_delta=st.sampled_from([0.0, 0.05, 0.1]),
 )
-def test_each_verdict_is_lightning_s(scores, patience, min_delta):
+def test_each_decision_is_lightning_s(scores, patience, min_delta):
     settings = {"patience": patience, "min_delta": min_delta}
     own, theirs = stepwise(scores, **settings), by_lightning(scores, **settings)
     assert [(one.should_stop, one.wait, one.best) for one in own] == list(theirs)

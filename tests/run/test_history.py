@@ -37,7 +37,7 @@ def test_a_check_that_is_made_again_takes_the_place_of_the_last(again, was_kept)
     assert len(history.entries) == 2
     assert is_new == (not was_kept and again > 0.5)
     assert history.kept is (entry if was_kept else first)
-    assert history.verdict.wait == (0 if again > 0.5 else 1)
+    assert history.decision.wait == (0 if again > 0.5 else 1)
 
 
 @pytest.mark.parametrize(("is_lost", "then", "saved"), [(False, [0.4, 0.6, 0.95], [4]), (True, [0.05, 0.5], [2, 3])])
@@ -48,7 +48,7 @@ def test_a_kept_check_may_be_lost_and_a_state_says_so(is_lost, then, saved):
         history.forget_kept()
     again.load(history.state_dict(), is_compared=True)
     for both in (history, again):
-        assert (both.kept is None, both.verdict.wait, both.verdict.best) == (is_lost, 0, 0.9)
+        assert (both.kept is None, both.decision.wait, both.decision.best) == (is_lost, 0, 0.9)
         assert feed(both, then) == saved
 
 
@@ -56,7 +56,7 @@ def test_a_check_whose_weights_could_not_be_saved_is_not_kept():
     history = History(Settings())
     feed(history, [0.5])
     assert history.add(check(1, 0.9))
-    assert (history.kept["epoch"], history.verdict.best) == (0, 0.9)
+    assert (history.kept["epoch"], history.decision.best) == (0, 0.9)
     assert feed(history, [0.7]) == [2]
 
 
