@@ -192,27 +192,6 @@ class Bomb:
         return os.mkdir, (self.path,)
 
 
-class Gain(Rule):
-    """By how much trust has grown since the check before: a rule that remembers."""
-
-    name = "gain"
-    signals = ("trust_score", "boundary_uncertainty")
-    before = 0.0
-
-    def score(self, values):
-        gain, self.before = values["trust_score"] - self.before, values["trust_score"]
-        return gain
-
-    def reset(self):
-        self.before = 0.0
-
-    def state_dict(self):
-        return {"before": self.before}
-
-    def load_state_dict(self, state_dict):
-        self.before = state_dict["before"]
-
-
 class Product(Rule):
     """Of two signals."""
 

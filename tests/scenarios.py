@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers.logger import DummyLogger
-from problems import Classifier, Gain, blobs, trainer, weights_of
+from problems import Classifier, Given, blobs, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
@@ -136,28 +136,6 @@ class ScheduleFree(Model):
         self.optimizers().optimizer.train()
 
 
-class Wrapped(nn.Module):
-    """A layer of LoRA around a layer as it is, whose weight it merges into."""
-
-    def __init__(self, *size):
-        super().__init__()
-        self.base = nn.Linear(*size)
-        self.down, self.up = nn.Linear(size[0], 2, bias=False), nn.Linear(2, size[1], bias=False)
-        nn.init.zeros_(self.up.weight)
-        self.base.requires_grad_(False)
-        self.is_merged = False
-
-    def train(self, mode=True):
-        super().train(mode)
-        if mode == self.is_merged:
-            self.base.weight.data += (-1 if mode else 1) * (self.up.weight @ self.down.weight).data
-            self.is_merged = not mode
-        return self
-
-    def forward(self, x):
-        return self.base(x) if self.is_merged else self.base(x) + self.up(self.down(x))
-
-
 class Renormalised(nn.Module):
     """An embedding whose rows `forward` shortens; at first none is too long."""
 
@@ -225,27 +203,12 @@ class Fed(Model):
 class Gate(Model):
     """Logs in `forward`, also past Lightning."""
 
-    def __init__(self, net, on_step=False):
-        super().__init__(net)
-        self.on_step = on_step
-
     def forward(self, x):
         logits = self.net(x)
-        self.log("spread", logits.std(), on_step=self.on_step, on_epoch=True)
+        self.log("spread", logits.std(), on_step=True, on_epoch=True)
         self.log_dict({"size": logits.abs().mean()}, on_step=False, on_epoch=True)
         self.logger.log_metrics({"direct": 1.0}, 0)
         return logits
-
-
-class Nested(Model):
-    """A module of Lightning's within another, both of which log."""
-
-    def __init__(self, net):
-        super().__init__(Gate(net))
-
-    def forward(self, x):
-        self.log("mean", x.mean(), on_step=False, on_epoch=True)
-        return self.net.net(x)
 
 
 class Validated(Model):
@@ -305,17 +268,9 @@ class Teacher(Model):
     def forward(self, x):
         return self.net(x) + self.teacher(x)
 
-    def follow(self, *_):
+    def on_train_epoch_end(self):
         for one, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
             one.data.lerp_(other.data, 0.5)
-
-
-class AtEpochEnd(Teacher):
-    on_train_epoch_end = Teacher.follow
-
-
-class AtBatchEnd(Teacher):
-    on_train_batch_end = Teacher.follow
 
 
 class Spoiling(Model):
@@ -498,11 +453,14 @@ SCENARIOS = {
     "imbalanced": Scenario(imbalanced, lambda: Model(normed(2)), {"class_weight": "balanced"}),
     "a weighted sampler": Scenario(weights=1.0 + torch.arange(120.0), resumes=False),
     "images": Scenario(images, lambda: Model(conv()), **OF_MODULE),
+    "images, as the network sees them": Scenario(
+        images, lambda: Model(conv()), {"feature_extractor": "module"}, **OF_MODULE
+    ),
     "images among patches": Scenario(images, lambda: Model(conv()), {"feature_extractor": "patches"}),
     "tokens": Scenario(tokens, lambda: Model(Renormalised()), TOKENS, **OF_MODULE),
     "tokens by their counts": Scenario(tokens, lambda: Model(Renormalised()), TOKENS | {"feature_extractor": "tokens"}),
     "one logit": Scenario(imbalanced, lambda: OneLogit(normed(1)), {"averaging": None}),
-    "a rule that remembers": Scenario(settings={"rule": Gain(), "averaging": None}),
+    "a rule that remembers": Scenario(settings={"rule": Given((0.1, 0.3, 0.2, 0.5, 0.4)), "averaging": None}),
     "a late start": Scenario(settings={"start_from_epoch": 1, "rule": "trust_score"}),
     "improvements of some size": Scenario(settings={"min_delta": 0.05, "averaging": 0.3}),
     "no patience": Scenario(settings={"patience": 0, "rule": "trust_score"}, resumes=False),
@@ -545,7 +503,6 @@ SCENARIOS = {
     "barebones": Scenario(options={"barebones": True}, resumes=False),
     "a schedule-free optimiser": Scenario(module=lambda: ScheduleFree(perceptron()), **NO_LOOP),
     "LoRA": Scenario(module=lambda: Model(perceptron(loralib.Linear, r=2))),
-    "a wrapper that merges": Scenario(module=lambda: Model(perceptron(Wrapped))),
     "dropout": Scenario(module=Classifier, **TRACELESS),
     "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
     "augmented": Scenario(whole_blobs, lambda: Rounding(normed()), dataset=Jittered, **OF_MODULE),
@@ -561,12 +518,9 @@ CHANGING = {
     "adapters alone": adapters_alone,
     "a layer that `train` freezes": lambda: Freezing(perceptron()),
     "what it logs": lambda: Gate(perceptron()),
-    "what it logs in steps": lambda: Gate(perceptron(), on_step=True),
-    "what both log": lambda: Nested(perceptron()),
     "an average that is swapped in": lambda: Model(Swapped()),
     "an average that is swapped in, validated": lambda: Validated(Swapped()),
-    "a teacher that follows after epochs": lambda: AtEpochEnd(perceptron()),
-    "a teacher that follows after steps": lambda: AtBatchEnd(perceptron()),
+    "a teacher that follows": lambda: Teacher(perceptron()),
     "pruning by the last weight": lambda: Pruning(perceptron()),
     "lazy layers": lazy,
 }

@@ -35,49 +35,51 @@ def assert_same_history(first, second):
 # Hooks that transform batches.
 
 
-class Before(Classifier):
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        return batch[0].float() / 255, batch[1]
+def scaled_by(batch):
+    return batch[0].float() / 255, batch[1]
 
 
-class After(Classifier):
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        if not self.trainer.training:
-            return batch
-        return batch[0].float() / 255, batch[1]
+def after(self, batch, dataloader_idx):
+    return scaled_by(batch) if self.trainer.training else batch
 
 
-class Transfer(Classifier):
-    def transfer_batch_to_device(self, batch, device, dataloader_idx):
-        return (batch[0].float() / 255).to(device), batch[1].to(device)
+HOOKS = {
+    "on_before_batch_transfer": lambda self, batch, dataloader_idx: scaled_by(batch),
+    "on_after_batch_transfer": after,
+    "transfer_batch_to_device": lambda self, batch, device, dataloader_idx: scaled_by(batch),
+}
 
 
 class DataModule(pl.LightningDataModule):
+    on_after_batch_transfer = after
+
     def train_dataloader(self):
         return loader(BYTES, Y)
 
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return batch[0].float() / 255, batch[1]
+
+def hooked(name):
+    """A module with a hook of this name."""
+    return type("Hooked", (Classifier,), {name: HOOKS[name]})
 
 
-class TestHooks:
-    @pytest.fixture(scope="class")
-    def scaled(self, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("scaled")
-        return cache(lambda **settings: monitored(folder, Classifier, loader(SCALED, Y), max_epochs=2, **settings)[0])
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scaled")
+    return cache(lambda **settings: monitored(folder, Classifier, loader(SCALED, Y), max_epochs=2, **settings)[0])
 
-    @pytest.mark.parametrize("module", [Before, After, Transfer, "a datamodule"])
-    @pytest.mark.parametrize("settings", [{}, {"max_samples": 50}], ids=["all", "some"])
-    def test_that_scale_are_as_data_that_is_scaled(self, tmp_path, scaled, module, settings):
-        given = (Classifier, DataModule()) if module == "a datamodule" else (module, loader(BYTES, Y))
-        hooked, _ = monitored(tmp_path, *given, max_epochs=2, **settings)
-        assert_same_history(hooked, scaled(**settings))
 
-    def test_reference_pairs_do_not_pass_them_and_datasets_do(self, tmp_path):
-        scaled, _ = monitored(tmp_path, Classifier, loader(SCALED, Y))
-        for reference in ((SCALED, Y), TensorDataset(BYTES, Y)):
-            found, _ = monitored(tmp_path, After, loader(BYTES, Y), reference=reference)
-            assert_same_history(found, scaled)
+@pytest.mark.parametrize("name", [*HOOKS, "of a datamodule"])
+@pytest.mark.parametrize("settings", [{}, {"max_samples": 50}], ids=["all", "some"])
+def test_hooks_that_scale_are_as_data_that_is_scaled(tmp_path, scaled, name, settings):
+    given = (hooked(name), loader(BYTES, Y)) if name in HOOKS else (Classifier, DataModule())
+    assert_same_history(monitored(tmp_path, *given, max_epochs=2, **settings)[0], scaled(**settings))
+
+
+def test_reference_pairs_do_not_pass_hooks_and_datasets_do(tmp_path, scaled):
+    for reference in ((SCALED, Y), TensorDataset(BYTES, Y)):
+        module = hooked("on_after_batch_transfer")
+        found, _ = monitored(tmp_path, module, loader(BYTES, Y), max_epochs=2, reference=reference)
+        assert_same_history(found, scaled())
 
 
 # What the network gets.

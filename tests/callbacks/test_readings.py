@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import Augmented, Classifier, Made, Plain, blobs, cut, fit, in_order
+from problems import Classifier, Made, Plain, blobs, fit, in_order
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
@@ -63,38 +63,6 @@ def test_augmentation_in_a_hook_is_drawn_anew(tmp_path, log):
     check = SEEN[-1]
     assert are_shifted(check)
     assert not torch.equal(check[:120], check[120:240])
-
-
-def test_a_resumed_run_has_the_same_readings(tmp_path, recwarn):
-    loader = DataLoader(Augmented(), batch_size=30)
-    path = cut(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), module=Plain(), data=loader)
-    torch.rand(7)  # the random state is another one
-    again = BoundaryUncertaintyMonitor(n_neighbors=20)
-    fit(tmp_path, again, module=Plain(), data=loader, max_epochs=4, ckpt_path=path)
-    assert len(again.history) == 4
-    assert not [one for one in recwarn if "different training samples" in str(one.message)]
-
-
-class Failing(Made):
-    """Gives each sample once; then something else."""
-
-    def __init__(self, then):
-        self.seen = set()
-        super().__init__(lambda i: then(i) if i in self.seen else self.seen.add(i) or (X[i], Y[i]))
-
-
-THEN = {
-    "other labels": lambda i: (X[i], (Y[i] + 1) % 3),
-    "other shapes": lambda i: (X[i].repeat(2), Y[i]),
-    "an error": lambda i: 1 / 0,
-}
-
-
-@pytest.mark.parametrize("then", THEN.values(), ids=THEN)
-def test_what_is_no_augmentation_is_moved(tmp_path, then):
-    monitor = monitored(tmp_path, in_order(), reference=Failing(then))
-    assert len(monitor.history) == 2
-    assert read_record(monitor.record_path).data["perturbation"] == "random"
 
 
 def test_samples_that_collate_fn_mixes_are_read_before_it(tmp_path, log):

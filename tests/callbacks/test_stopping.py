@@ -207,9 +207,7 @@ def test_cut_anywhere_and_resumed_it_is_the_run_in_one_piece(tmp_path, row):
 
 class TestResume:
     @pytest.mark.parametrize("averaging", [0.7, None])
-    @pytest.mark.parametrize(
-        ("step", "module"), [*((step, Plain) for step in (3, 4, 6)), (6, lambda: ScheduleFree(perceptron()))]
-    )
+    @pytest.mark.parametrize(("step", "module"), [(3, Plain), (4, Plain), (6, lambda: ScheduleFree(perceptron()))])
     @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
     def test_within_an_epoch(self, tmp_path, step, module, averaging):
         """There Lightning skips the hook that puts an optimiser with modes into training mode."""
@@ -296,25 +294,18 @@ class TestEnds:
         with pytest.raises(ValueError, match="fast_dev_run"):
             made.test(Classifier(), loader(*blobs()), ckpt_path="best")
 
-    # One for each phase of an epoch and of what follows it.
     HOOKS = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_end", "on_fit_end")
-    OF_MODULES = ("on_train_epoch_start", "training_step", "on_after_backward", "optimizer_step", "validation_step")
 
-    @pytest.mark.parametrize(
-        ("place", "hook"), [*(("module", hook) for hook in OF_MODULES + HOOKS), *(("callback", hook) for hook in HOOKS)]
-    )
-    def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(self, tmp_path, monkeypatch, place, hook):
-        failing, own, look, module = Callback(), scripted(), Weights(), Validated()
-        made = trainer(tmp_path, own, look, failing)
-        owner = module if place == "module" else failing
-        untroubled = getattr(owner, hook)
-
+    @pytest.mark.parametrize("kind", [Validated, Callback])
+    @pytest.mark.parametrize("hook", HOOKS)
+    def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(self, tmp_path, monkeypatch, kind, hook):
         def trouble(*args, **kwargs):
             if not made.sanity_checking and made.current_epoch >= 2:
                 raise RuntimeError("trouble")
-            return untroubled(*args, **kwargs)
 
-        monkeypatch.setattr(owner, hook, trouble)
+        failing, own, look, module = Callback(), scripted(), Weights(), Validated()
+        monkeypatch.setattr(module if kind is Validated else failing, hook, trouble)
+        made = trainer(tmp_path, own, look, failing)
         with pytest.raises(RuntimeError, match="trouble"):
             made.fit(module, loader(*blobs()))
         assert own.best_epoch == 1
@@ -323,7 +314,7 @@ class TestEnds:
         assert same(checkpoint["state_dict"], look.of_epoch[1])
         assert list(tmp_path.rglob("boundary-*.ckpt")) == [Path(own.best_model_path)]
         # The module's `on_train_end` comes after all callbacks': by then the training has ended as it should.
-        has_ended = hook == "on_fit_end" or (place, hook) == ("module", "on_train_end")
+        has_ended = hook == "on_fit_end" or (kind, hook) == (Validated, "on_train_end")
         assert ("RuntimeError: trouble" in own.stopping_reason) != has_ended
 
 

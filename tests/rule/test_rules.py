@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import EarlyStopping
-from problems import Gain, Product
+from problems import Given, Product
 
 from bu_torch import Rule, SelectionRule
 from bu_torch.rule.rules import RULE_NAMES, Decision, as_rule, decide
@@ -40,8 +40,8 @@ def test_a_replay_scores_as_the_checks_did_begins_without_memory_and_leaves_them
     for end in (5, 15, 25):
         assert rule.replay(history[:end]) == max(whole[:end], key=lambda check: check["product"])
     assert history == before
-    gain, falling = SelectionRule(Gain()), checks(trust_score=[5, 4, 7], boundary_uncertainty=[0, 0, 0])
-    assert [gain.replay(falling)["epoch"] for _ in range(2)] == [0, 0]
+    remembers, three = SelectionRule(Given((1, 3, 2))), checks(trust_score=[0, 0, 0])
+    assert [remembers.replay(three)["epoch"] for _ in range(2)] == [1, 1]
 
 
 @pytest.mark.parametrize("rule", [*RULE_NAMES, Product()], ids=lambda rule: getattr(rule, "name", rule))

@@ -74,16 +74,6 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
     assert [entry["epoch"] for entry in plain.history] == [0, 4, 5]
 
 
-def test_a_resumed_loop_compares_nothing_of_other_samples():
-    model, first, others = nn.Linear(4, 3), stopper_of(*blobs()), stopper_of(*blobs(seed=1))
-    first.check(model)
-    others.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match="samples"):
-        others.check(model)
-    assert others.best_epoch == 1
-    assert others.history[-1]["prediction_changes"] == 1
-
-
 def test_a_reason_holds_until_a_better_epoch():
     steps = Steps()
     stopper = stopper_of(*steps.samples, patience=1)
