@@ -55,10 +55,6 @@ class Own(Sampler):
         return len(self.entries)
 
 
-def everything(n):
-    return n
-
-
 def equal(samples, rows):
     """Whether samples are those in these rows of `WHOLE`."""
     rows = torch.as_tensor(list(rows))

@@ -5,7 +5,7 @@ import torch
 from oracles.labels import by_refitting, by_solving, votes, with_masses_of
 from problems import blobs, weights_at_random
 
-from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
+from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, doubtful_labels
 from bu_torch.functional import label_votes
 from bu_torch.functional.probabilities import brier_score
 
@@ -238,3 +238,41 @@ class TestProbabilities:
         both = found.predict_proba(perturbed.repeat(2, 1).to(device)).cpu().double()
         torch.testing.assert_close(both, expected.repeat(2, 1), atol=3e-3, rtol=0)
         assert (expected - without).abs().max() > 0.05
+
+
+# Labels that are unlikely by all other samples.
+
+
+def flipped():
+    labels = torch.arange(150) % 3
+    features = torch.randn(150, 3, generator=torch.Generator().manual_seed(0)) + 5 * torch.eye(3)[labels]
+    wrong = torch.arange(0, 150, 15)
+    labels[wrong] = (labels[wrong] + 1) % 3
+    return features, labels, wrong
+
+
+def test_flipped_labels_come_first():
+    features, labels, wrong = flipped()
+    found = doubtful_labels(features, labels, n_neighbors=20)
+    assert sorted(found.rows[:10].tolist()) == wrong.tolist()
+    assert torch.equal(found.likeliest[:10], (labels[found.rows[:10]] - 1) % 3)
+    assert torch.equal(found.probability, found.probability.sort().values)
+
+
+def test_they_follow_the_order_and_the_names_of_the_samples():
+    features, labels, _ = flipped()
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    first, second = doubtful_labels(features, labels), doubtful_labels(features[order], 5 * labels[order])
+    before, after = first.rows.argsort()[order], second.rows.argsort()
+    torch.testing.assert_close(second.probability[after], first.probability[before])
+    assert torch.equal(second.likeliest[after], 5 * first.likeliest[before])
+
+
+def test_ones_own_label_does_not_count():
+    features, labels, _ = flipped()
+    changed = labels.clone()
+    changed[3] = (labels[3] + 1) % 3
+    settings = {"n_neighbors": 20, "feature_extractor": "inputs"}
+    before, after = (doubtful_labels(features, one, **settings) for one in (labels, changed))
+    first, second = (float(one.probability[one.rows == 3]) for one in (before, after))
+    assert second < 0.3 < 0.7 < first

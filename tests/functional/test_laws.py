@@ -90,7 +90,7 @@ UNITLESS = {"boundary uncertainty", "expected accuracy", "score", "balanced_accu
 formulas = pytest.mark.parametrize("name", FORMULAS)
 
 
-def both(name, p, q, *, same_weights=False, **tolerance):
+def both(name, p, q, **tolerance):
     """The formula is the same of two problems, with weights and without."""
     for w, v in (({}, {}), ({"weights": p["weights"]}, {"weights": q["weights"]})):
         torch.testing.assert_close(

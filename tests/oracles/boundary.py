@@ -30,18 +30,19 @@ def mean_along(gaps, local, weights, half_width=0.3):
     return sum(m * u for m, u in zip(mass, local, strict=True)) / sum(mass)
 
 
+def local_uncertainty(logits, probabilities):
+    """Twice the probability of the less likely of the two classes with the largest logits."""
+    pairs = [(two_largest(row), likely) for row, likely in zip(logits, probabilities, strict=True)]
+    return [2 * min(likely[place] if place < len(likely) else 0.0 for place in pair) for pair, likely in pairs]
+
+
 def boundary_uncertainty(logits, probabilities, weights=None):
-    """Eq. 37 and 38 of the network's pair; each sample has a row of logits, or one, and a row of probabilities."""
-    rows = [[0.0, row] if isinstance(row, float) else [0.0, *row] if len(row) == 1 else row for row in logits]
-    weights = [1.0] * len(rows) if weights is None else weights
-    local = []
-    for row, likely in zip(rows, probabilities, strict=True):
-        padded = [*likely, *[0.0] * (len(row) - len(likely))]
-        local.append(2 * min(padded[place] for place in two_largest(row)))
-    return mean_along([gap(row) for row in rows], local, weights)
+    """Eq. 37 and 38 of the network's pair; each sample has a row of logits and a row of probabilities."""
+    weights = [1.0] * len(logits) if weights is None else weights
+    return mean_along([gap(row) for row in logits], local_uncertainty(logits, probabilities), weights)
 
 
-def largest_boundary_uncertainty(probabilities, weights=None):
+def largest_boundary_uncertainty(probabilities, weights):
     """The same where each sample is ranked by the uncertainty of its two likeliest classes, which meet there."""
-    local = [2 * sorted(row)[-2] for row in probabilities]
-    return mean_along([-u for u in local], local, [1.0] * len(local) if weights is None else weights)
+    local = local_uncertainty(probabilities, probabilities)
+    return mean_along([-u for u in local], local, weights)

@@ -3,19 +3,19 @@
 import math
 
 import numpy as np
+from scipy.stats import iqr
+
+from oracles import boundary
 
 
 def two_largest(row):
     """Indices of the two largest values, the lower index first where they are equal, then ascending."""
-    ranked = sorted(range(len(row)), key=lambda c: (-row[c], c))
-    return tuple(sorted(ranked[:2]))
+    return tuple(sorted(boundary.two_largest(row)))
 
 
 def bandwidth(values):
     values = np.asarray(values, dtype=np.float64)
-    sigma = values.std(ddof=1)
-    iqr = np.percentile(values, 75) - np.percentile(values, 25)
-    return 0.9 * min(sigma, iqr / 1.34) * len(values) ** (-1 / 5)
+    return 0.9 * min(values.std(ddof=1), iqr(values) / 1.34) * len(values) ** (-1 / 5)
 
 
 def relative(weights, n_samples):

@@ -32,18 +32,6 @@ def test_each_coordinate_of_a_direction_is_uniform(generator, law):
     assert (float(((squares[:, 0] - 1 / 3) * (squares[:, 1] - 1 / 3)).mean()) < -0.02) == (law == "sphere")
 
 
-def test_one_seed_gives_one_result_for_every_dtype_and_global_random_state_is_left_alone(random_states):
-    features = torch.randn(40, 3)
-    before = random_states()
-    single, again = (perturb(features, torch.ones(40), torch.Generator().manual_seed(4)) for _ in range(2))
-    double = perturb(features.double(), torch.ones(40), torch.Generator().manual_seed(4))
-    assert torch.equal(single, again)
-    torch.testing.assert_close(single.double(), double, atol=1e-6, rtol=1e-6)
-    assert not torch.equal(single, perturb(features, torch.ones(40), torch.Generator().manual_seed(5)))
-    assert torch.equal(perturb(features, torch.ones(40)), perturb(features, torch.ones(40)))
-    assert random_states() == before
-
-
 def test_each_sample_goes_a_part_of_the_way_to_one_of_its_nearest(generator):
     inputs = torch.randn(300, 2, 3)
     clusters = (torch.arange(300).unsqueeze(1) + 7 * torch.arange(8)) % 300
@@ -93,19 +81,35 @@ def test_a_run_of_tokens_is_exchanged_wherever_it_begins():
     assert float((is_moved.double().mean(dim=0) - 0.5).abs().max()) < 0.04  # four standard errors
 
 
-def test_one_seed_exchanges_the_same_tokens_for_every_type(random_states):
-    before = random_states()
-    tokens, seed = numbered(), torch.Generator().manual_seed(3)
-    moved = exchange_tokens(tokens, ring(), seed)
-    for dtype in (torch.int32, torch.int16):
-        again = exchange_tokens(tokens.to(dtype), ring(), torch.Generator().manual_seed(3))
+def stepped(features, generator=None):
+    return perturb(features, torch.ones(len(features)), generator)
+
+
+def exchanged(tokens, generator=None):
+    return exchange_tokens(tokens, ring(), generator)
+
+
+@pytest.mark.parametrize(
+    ("move", "given", "dtypes"),
+    [
+        (stepped, torch.randn(40, 3), (torch.float32, torch.float64)),
+        (exchanged, numbered(), (torch.int64, torch.int32, torch.int16)),
+    ],
+)
+def test_one_seed_gives_one_result_for_every_dtype_and_global_random_state_is_left_alone(
+    move, given, dtypes, random_states
+):
+    before, samples, seed = random_states(), given.clone(), torch.Generator().manual_seed(3)
+    moved = move(given, seed)
+    for dtype in dtypes:
+        again = move(given.to(dtype), torch.Generator().manual_seed(3))
         assert again.dtype == dtype
-        assert torch.equal(again.long(), moved)
-    assert not torch.equal(exchange_tokens(tokens, ring(), seed), moved)
-    assert torch.equal(exchange_tokens(tokens, ring()), exchange_tokens(tokens, ring()))
-    assert torch.equal(exchange_tokens(tokens.numpy(), ring().numpy()), exchange_tokens(tokens, ring()))
+        torch.testing.assert_close(again.to(moved.dtype), moved, atol=1e-6, rtol=1e-6)
+    assert not torch.equal(move(given, seed), moved)
+    assert torch.equal(move(given), move(given))
+    assert torch.equal(move(given.numpy()), move(given))
     assert random_states() == before
-    assert torch.equal(tokens, numbered())
+    assert torch.equal(given, samples)
 
 
 def test_what_stands_beside_tokens_moves_with_them():

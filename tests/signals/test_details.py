@@ -1,10 +1,15 @@
-"""What a check saw, against counts made one by one."""
+"""What a check saw, against counts made one by one; a score that cannot see says so."""
+
+import json
+import logging
 
 import pytest
 import torch
 from oracles import boundary as oracle
+from torch import nn
 
-from bu_torch import Signals
+from bu_torch import BoundaryUncertaintyStopper, Signals
+from bu_torch.run.judgement import describe_blindness
 
 
 def samples():
@@ -28,8 +33,7 @@ def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward(is_weigh
     details = signals.measure(logits).details()
     drawn = [1.0] * 600 if weights is None else weights.repeat(2).tolist()
     rows = signals.probabilities.tolist()
-    local = [2 * min(row[k] for k in oracle.two_largest(z)) for row, z in zip(rows, logits.tolist(), strict=True)]
-    most = [2 * sorted(row)[-2] for row in rows]
+    local, most = oracle.local_uncertainty(logits.tolist(), rows), oracle.local_uncertainty(rows, rows)
     gaps = [oracle.gap(row) for row in logits.tolist()]
     crossing = (gaps, local, details.crossing.network), ([-u for u in most], most, details.crossing.attainable)
     for places, of_each, found in crossing:
@@ -60,9 +64,9 @@ def test_classes_that_meet_where_others_are_likelier_are_named():
     wrong = likely.roll(1, dims=1)
     details = signals.measure(wrong).details()
     assert 0 < sum(one.share for one in details.meeting) <= 1 + 1e-9
-    gaps = [oracle.gap(row) for row in wrong.tolist()]
-    reachable = oracle.mean_along(gaps, [2 * sorted(row)[-2] for row in signals.probabilities.tolist()], [1.0] * 300)
-    lost = reachable - oracle.boundary_uncertainty(wrong.tolist(), signals.probabilities.tolist())
+    gaps, rows = [oracle.gap(row) for row in wrong.tolist()], signals.probabilities.tolist()
+    reachable = oracle.mean_along(gaps, oracle.local_uncertainty(rows, rows), [1.0] * 300)
+    lost = reachable - oracle.boundary_uncertainty(wrong.tolist(), rows)
     assert sum(one.loss for one in details.meeting) == pytest.approx(lost, abs=0.01)
 
 
@@ -102,3 +106,33 @@ def test_a_measurement_tells_its_own_details_after_another_one():
     measurement = signals.measure(first)
     signals.measure(second)
     assert measurement.details() == alone
+
+
+def test_a_score_that_cannot_see_is_told_of():
+    """Neither if one class alone scores as high, nor if left-out labels cannot be predicted by either estimate."""
+    assert not describe_blindness(0.95, 0.86, "'no'", (0.01, 0.3))
+    for highest in (0.861, 0.8, float("nan")):
+        assert describe_blindness(highest, 0.86, "'no'", (0.4, 0.3))
+    assert describe_blindness(0.95, 0.86, "'no'", (0.01, 0.04))
+
+
+def test_a_plain_loop_and_its_record_tell_of_a_network_that_predicts_one_class_alone(tmp_path, caplog):
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(200, 3, generator=generator), (torch.arange(200) < 20).long()
+    features[labels == 1] += 1.5
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([2.0, 0.0]))
+    for weights in (2 * torch.rand(200, generator=generator, dtype=torch.float64) + 0.1, None):
+        folder = tmp_path if weights is None else None
+        stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, sample_weight=weights, folder=folder)
+        stopper.check(model)
+        caplog.clear()
+        caplog.set_level(logging.INFO)
+        stopper.restore(model)
+        assert stopper.summary["one_class_accuracy"] == pytest.approx(stopper.history[0]["expected_accuracy"])
+    blind = caplog.records[-1].message
+    assert "better than always predicting class 0: " in blind
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert json.loads(file.read_text().splitlines()[-1])["remarks"] == [blind]

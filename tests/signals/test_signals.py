@@ -33,10 +33,10 @@ def fitted(sample_weight=None, labels=NOISY, **kwargs):
     return Signals(**{"n_neighbors": 20, "n_draws": 3, "seed": 3, **kwargs}).fit(X, labels, sample_weight)
 
 
-def read(signals, seed=0, n_outputs=3):
+def read(signals, seed=0):
     torch.manual_seed(seed)
     with torch.no_grad():
-        return nn.Linear(4, n_outputs)(signals.perturbed_inputs)
+        return nn.Linear(4, 3)(signals.perturbed_inputs)
 
 
 @pytest.mark.parametrize("weights", [None, OWN], ids=["alike", "weighted"])
@@ -154,16 +154,6 @@ def test_images_are_scored_by_accuracy_and_if_augmented_by_their_labels_too(are_
     weight = (most - (1 - most) / 2) / 2 if are_augmented else 0.0
     score = (values["expected_accuracy"] + weight * values["label_agreement"]) / (most + weight)
     assert float(values["accuracy_uncertainty_trust"]) == pytest.approx(float(score))
-
-
-@pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
-def test_one_column_counts_as_two_classes(shape):
-    signals = Signals(n_draws=2, metric="auroc").fit(*blobs(n_classes=2))
-    column = read(signals, n_outputs=1)
-    values, predictions = signals.measure(column if shape == "(n, 1)" else column[:, 0])
-    expected, _ = signals.measure(torch.cat((torch.zeros_like(column), column), dim=1))
-    assert torch.equal(predictions, (column[:, 0] > 0).long())
-    assert values == expected
 
 
 def test_more_columns_than_classes_are_empty_classes():
