@@ -1,18 +1,14 @@
+import math
+
 import pytest
 import torch
 from oracles import proposal2
+from problems import blobs
+from sklearn.cluster import KMeans
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
-from bu_torch import FeatureSpace, ParzenUncertainty, perturb
-
-
-def gaussians(n=400, d=3, dtype=torch.float32):
-    g = torch.Generator().manual_seed(0)
-    labels = torch.arange(n) % 2
-    features = torch.randn(n, d, generator=g, dtype=torch.float64)
-    features[:, 0] += 2 * labels
-    return features.to(dtype), labels
+from bu_torch import FeatureSpace, ParzenUncertainty, PrototypeClassifier, perturb
 
 
 @pytest.mark.parametrize("space", ["inputs", "patches"])
@@ -44,7 +40,8 @@ def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
 
 
 def test_samples_move_by_the_law_of_the_text_where_it_is_asked_for():
-    features, labels = gaussians(dtype=torch.float64)
+    features, labels = blobs(n_classes=2)
+    features = features.double()
     fitted = ParzenUncertainty(seed=3, perturbation="uniform").fit(10 * features, labels)
     space, (inputs,) = FeatureSpace().fit(10 * features), fitted.perturbed_inputs
     points = space.transform(10 * features)
@@ -54,7 +51,7 @@ def test_samples_move_by_the_law_of_the_text_where_it_is_asked_for():
 
 @pytest.mark.parametrize("classifier", [LogisticRegression(), RandomForestClassifier(30, random_state=0)])
 def test_scikit_learn_classifiers_are_scored(classifier):
-    features, labels = gaussians()
+    features, labels = blobs(400, n_classes=2, seed=1)
     fitted = ParzenUncertainty().fit(features.numpy(), labels.numpy())
     classifier.fit(features.numpy(), labels.numpy())
     by_probability = float(fitted.score(classifier.predict_proba))
@@ -81,3 +78,45 @@ def test_images_in_bytes_measure_as_the_same_numbers_and_are_held_as_bytes(featu
     assert of_bytes.score(module) == of_numbers.score(module)
     is_held = not callable(feature_extractor) and perturbation is None
     assert (of_bytes.perturbed.samples.dtype == torch.uint8) == is_held
+
+
+# Prototypes, by which the likely pair of classes is found.
+
+
+def test_prototypes_minimise_the_criterion(generator):
+    """The formula term by term, on scikit-learn's K-means with the same seed."""
+    features = torch.cat([torch.randn(40, 2, generator=generator) * 0.1 + c for c in (0.0, 3.0, 6.0, 9.0, 12.0)])
+    labels = torch.tensor([0, 1]).repeat(100)
+    fitted = PrototypeClassifier(seed=3).fit(features, labels)
+    for label in (0, 1):
+        members = features[labels == label].numpy()
+        n, d = members.shape
+        criterion = {}
+        for k in range(1, 40, 2):
+            if k > 1 and k > n / 2:
+                break
+            sse = KMeans(k, n_init=1, random_state=3).fit(members).inertia_
+            variance = sse / (n * d)
+            criterion[k] = n * d * math.log(2 * math.pi * variance) + n * d + 2 * n * math.log(k) + 2 * (k * d + 1)
+        assert int(fitted.n_prototypes_[label]) == min(criterion, key=criterion.get)
+    assert int(fitted.n_prototypes_[0]) == 5
+    # K-means in single precision would lose the clusters beside so large an offset.
+    expected, moved = (PrototypeClassifier(seed=3).fit(features.double() + far, labels) for far in (0, 1e6))
+    assert torch.equal(moved.n_prototypes_, expected.n_prototypes_)
+
+
+def test_pairs_are_the_two_nearest_classes():
+    features, labels = blobs()
+    fitted = PrototypeClassifier(n_prototypes=1).fit(features, labels)
+    means = torch.stack([features[labels == c].mean(dim=0) for c in range(3)])
+    expected = torch.cdist(features, means).argsort(dim=1)[:, :2].sort(dim=1).values
+    assert torch.equal(fitted.top_pairs(features), expected)
+
+
+def test_an_absent_class_is_in_no_pair():
+    features, labels = blobs()
+    labels = torch.tensor([0, 2, 4])[labels]
+    fitted = PrototypeClassifier(n_prototypes=2).fit(features, labels)
+    assert fitted.n_prototypes_.tolist() == [2, 0, 2, 0, 2]
+    assert fitted.class_distances(features)[:, [1, 3]].isinf().all()
+    assert set(fitted.top_pairs(features).flatten().tolist()) == {0, 2, 4}

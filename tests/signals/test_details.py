@@ -6,20 +6,17 @@ import logging
 import pytest
 import torch
 from oracles import boundary as oracle
+from problems import blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, Signals
 from bu_torch.run.judgement import describe_blindness
 
-
-def samples():
-    g = torch.Generator().manual_seed(0)
-    labels = torch.arange(300) % 3
-    return torch.randn(300, 2, generator=g) + 2 * torch.nn.functional.one_hot(labels, 3)[:, :2], labels
+SAMPLES = blobs(n=300, d=2)
 
 
 def measured(n_draws=2, n_doubtful=50):
-    signals = Signals(n_neighbors=20, n_draws=n_draws).fit(*samples())
+    signals = Signals(n_neighbors=20, n_draws=n_draws).fit(*SAMPLES)
     logits = torch.randn(len(signals.perturbed_inputs), 3, generator=torch.Generator().manual_seed(1))
     measurement = signals.measure(logits)
     return signals, logits, measurement.values, measurement.predictions, measurement.details(n_doubtful)
@@ -28,7 +25,7 @@ def measured(n_draws=2, n_doubtful=50):
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward(is_weighted):
     weights = torch.rand(300, generator=torch.Generator().manual_seed(2)).double() + 0.5 if is_weighted else None
-    signals = Signals(n_neighbors=20, n_draws=2).fit(*samples(), weights)
+    signals = Signals(n_neighbors=20, n_draws=2).fit(*SAMPLES, weights)
     logits = torch.randn(600, 3, generator=torch.Generator().manual_seed(1))
     details = signals.measure(logits).details()
     drawn = [1.0] * 600 if weights is None else weights.repeat(2).tolist()
@@ -57,7 +54,7 @@ def test_doubtful_samples_are_those_whose_label_is_the_least_likely():
 
 
 def test_classes_that_meet_where_others_are_likelier_are_named():
-    features, labels = samples()
+    features, labels = SAMPLES
     signals = Signals(n_neighbors=20, n_draws=1).fit(features, labels)
     likely = signals.probabilities.clamp(min=1e-6).log()
     assert signals.measure(likely).details().meeting == []
@@ -100,7 +97,7 @@ def test_recalls_are_sorted_and_those_of_many_classes_left_out(monkeypatch):
 
 
 def test_a_measurement_tells_its_own_details_after_another_one():
-    signals = Signals(n_neighbors=20, n_draws=1).fit(*samples())
+    signals = Signals(n_neighbors=20, n_draws=1).fit(*SAMPLES)
     first, second = torch.randn(300, 3), torch.randn(300, 3)
     alone = signals.measure(first).details()
     measurement = signals.measure(first)
