@@ -182,8 +182,10 @@ def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
 
 
 @prepare_copy.register
-def _ignore_logs(copied: LightningModule, module: nn.Module) -> None:
-    """Let a copy ignore what it logs: it would enter the epoch's mean, or be refused in the hook of a check."""
+def _detach(copied: LightningModule, module: nn.Module) -> None:
+    """Let a copy run its own `forward`, and ignore what it logs: this would enter the epoch's mean, or be refused."""
+    if getattr(module, "_compiler_ctx", None):  # `forward` is a function that runs the module which was compiled
+        vars(copied).pop("forward", None)
     vars(copied)["log"] = _log_nothing
     if (trainer := vars(module)["_trainer"]) is not None:
         copied._trainer = silent = copy.copy(trainer)

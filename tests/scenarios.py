@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.compile import from_compiled
 from problems import Classifier, Given, blobs, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -507,6 +508,9 @@ SCENARIOS = {
     "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
     "augmented": Scenario(whole_blobs, lambda: Rounding(normed()), dataset=Jittered, **OF_MODULE),
     "compiled": Scenario(module=lambda: Compiled(normed()), resumes=False, **OF_MODULE),
+    "compiled as a whole": Scenario(
+        module=lambda: from_compiled(torch.compile(Model(normed()), backend="eager")), **TRACELESS
+    ),
     "weights that change after a check": Scenario(module=lambda: Spoiling(normed()), **NO_LOOP),
     "raw weights that change after a check": Scenario(
         module=lambda: Spoiling(normed()), settings={"averaging": None}, options=NO_FILES, **TRACELESS
