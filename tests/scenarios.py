@@ -65,6 +65,28 @@ def halves():
     return features[:, :2], features[:, 2:], labels
 
 
+class Resumable:
+    """A loader of four batches that goes on in the middle of an epoch."""
+
+    def __init__(self):
+        self.samples, self.place = blobs(), 0
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        while True:
+            rows = range(self.place % 4, 120, 4)
+            self.place += 1
+            yield [part[rows] for part in self.samples]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict):
+        self.place = state_dict["place"]
+
+
 # Modules.
 
 
@@ -314,6 +336,7 @@ class Scenario:
     options: dict[str, Any] = field(default_factory=dict)
     others: Callable[[], list[Callback]] = list
     dataset: Callable[..., Any] = TensorDataset
+    loader: Callable[[], Any] | None = None  # in place of a loader of that dataset
     weights: Any = None  # by which a sampler draws
     resumes: bool = True  # to the bit; random numbers of a module are in no checkpoint
     loops: bool = True  # is the same training in a loop of one's own
@@ -326,6 +349,8 @@ class Scenario:
         return BoundaryUncertaintyStopping(**self.all_settings())
 
     def batches(self):
+        if self.loader is not None:
+            return self.loader()
         sampler = None
         if self.weights is not None:
             sampler = WeightedRandomSampler(self.weights, 120, generator=torch.Generator().manual_seed(0))
@@ -448,6 +473,8 @@ NO_LOOP = {"loops": False}
 OF_MODULE = {"loops": False, "is_measured_alone": False}
 NO_FILES = {"enable_checkpointing": False}
 TOKENS = {"perturbation": "tokens"}
+# The best check is amid the second epoch.
+WITHIN = {"every_n_train_steps": 2, "patience": 20, "reference": blobs(), "rule": Given((0.1, 0.3, 0.9, 0.2))}
 SCENARIOS = {
     "a table": Scenario(settings={"patience": 50}),
     "weights as they are": Scenario(settings={"averaging": None}),
@@ -467,6 +494,16 @@ SCENARIOS = {
     "no patience": Scenario(settings={"patience": 0, "rule": "trust_score"}, resumes=False),
     "every second epoch": Scenario(settings={"every_n_epochs": 2, "patience": 1}, **NO_LOOP),
     "checks within epochs": Scenario(settings={"every_n_train_steps": 2, "patience": 20}, **TRACELESS),
+    **{
+        f"going on within an epoch, {kind.__name__}, averaging={averaging}": Scenario(
+            module=lambda kind=kind: kind(perceptron()),
+            settings=WITHIN | {"averaging": averaging},
+            loader=Resumable,
+            **OF_MODULE,
+        )
+        for kind in (Model, ScheduleFree)
+        for averaging in (0.7, None)
+    },
     "several tensors": Scenario(halves, lambda: Halves(normed()), **OF_MODULE),
     "another metric": Scenario(settings={"metric": "auroc", "patience": 50}),
     "costs": Scenario(settings={"metric": [[0, 1, 2], [1, 0, 5], [1, 1, 0]]}),

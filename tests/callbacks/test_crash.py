@@ -60,15 +60,14 @@ def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path):
     assert same(module.state_dict(), torch.load(own.best_model_path, weights_only=True)["state_dict"])
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("has_files", [True, False])
-def test_an_exception_between_a_check_and_the_saving_of_its_weights_leaves_the_earlier_epoch(tmp_path, kind, has_files):
+def test_ctrl_c_between_a_check_and_the_saving_of_its_weights_leaves_the_earlier_epoch(tmp_path, has_files):
     def interrupt(made, module):
         if made.current_epoch == 2:
-            raise kind
+            raise KeyboardInterrupt
 
     own, behind = scripted((0.1, 0.2, 0.3)), LambdaCallback(on_train_epoch_end=interrupt)
-    with pytest.raises((SystemExit, RuntimeError)):
+    with pytest.raises(SystemExit):
         run_of(tmp_path, own, behind, max_epochs=4, enable_checkpointing=has_files)
     assert len(own.history) == 3
     assert own.best_epoch == own.summary["kept_epoch"] == (1 if has_files else 2)  # in memory it is kept at once

@@ -34,9 +34,9 @@ def resume(tmp_path, path, best, script, *callbacks):
     return stopping, module
 
 
-def pipe(folder, spelling="{}"):
+def pipe(folder):
     os.mkfifo(folder / "pipe")
-    return spelling.format(folder / "pipe")
+    return str(folder / "pipe")
 
 
 def url_with_a_folder_of_its_name(folder):
@@ -61,7 +61,7 @@ FILES = {
 NO_FILES = {
     "url": url_with_a_folder_of_its_name,
     "pipe": pipe,
-    "pipe as a url": lambda folder: pipe(folder, "file://{}"),
+    "pipe as a url": lambda folder: f"file://{pipe(folder)}",
     "chain": lambda folder: f"simplecache::{folder}/user/last.ckpt",
     "device": lambda folder: "/dev/zero",
     "null byte": lambda folder: f"{folder}/user/last.ckpt\0",

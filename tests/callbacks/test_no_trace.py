@@ -57,53 +57,51 @@ SETTINGS = {
 }
 
 
-class TestLoop:
-    """A loop of one's own, in whatever state its author has set."""
+@pytest.fixture(params=list(SETTINGS))
+def setting(request):
+    with SETTINGS[request.param]():
+        yield
 
-    @pytest.fixture(params=list(SETTINGS))
-    def setting(self, request):
-        with SETTINGS[request.param]():
-            yield
 
-    @pytest.mark.parametrize("fails", [False, True])
-    def test_every_setting_stays(self, setting, fails):
-        features, labels = blobs()
-        module = Modes().float()
-        module.on_train_epoch_start()
-        stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10)
-        before, weights = everything(module), weights_of(module)
-        module.fails = fails
-        if fails:
-            with pytest.raises(KeyError, match="a fault"):
-                stopper.check(module)
-            assert stopper.history == []
-        else:
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_setting_stays(setting, fails):
+    module = Modes().float()
+    module.on_train_epoch_start()
+    stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=10)
+    before, weights = everything(module), weights_of(module)
+    module.fails = fails
+    if fails:
+        with pytest.raises(KeyError, match="a fault"):
             stopper.check(module)
-            assert np.isfinite(stopper.history[0]["boundary_uncertainty"])
-        assert everything(module) == before
-        assert same(module.state_dict(), weights)
+        assert stopper.history == []
+    else:
+        stopper.check(module)
+        assert np.isfinite(stopper.history[0]["boundary_uncertainty"])
+    assert everything(module) == before
+    assert same(module.state_dict(), weights)
 
-    @pytest.mark.parametrize(
-        ("make", "samples", "perturbation"),
-        [(Classifier, blobs, None), (lambda: Model(Renormalised()), tokens, "tokens")],
-        ids=["batch norm", "an embedding that renormalises"],
-    )
-    def test_a_check_between_forward_and_backward_changes_no_gradient(self, make, samples, perturbation):
-        features, labels = samples()
-        gradients = []
-        for is_checked in (False, True):
-            torch.manual_seed(0)
-            module = make()
-            stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10, perturbation=perturbation)
-            with torch.autocast("cpu", torch.bfloat16):
-                if is_checked:
-                    stopper.check(module)
-                loss = module.training_step((features, labels), 0)
-                if is_checked:
-                    stopper.check(module)
-            loss.backward()
-            gradients.append({name: weight.grad for name, weight in module.named_parameters()})
-        assert same(*gradients)
+
+@pytest.mark.parametrize(
+    ("make", "samples", "perturbation"),
+    [(Classifier, blobs, None), (lambda: Model(Renormalised()), tokens, "tokens")],
+    ids=["batch norm", "an embedding that renormalises"],
+)
+def test_a_check_between_forward_and_backward_changes_no_gradient(make, samples, perturbation):
+    features, labels = samples()
+    gradients = []
+    for is_checked in (False, True):
+        torch.manual_seed(0)
+        module = make()
+        stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10, perturbation=perturbation)
+        with torch.autocast("cpu", torch.bfloat16):
+            if is_checked:
+                stopper.check(module)
+            loss = module.training_step((features, labels), 0)
+            if is_checked:
+                stopper.check(module)
+        loss.backward()
+        gradients.append({name: weight.grad for name, weight in module.named_parameters()})
+    assert same(*gradients)
 
 
 @pytest.mark.slow

@@ -7,41 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Classifier, Plain, Weights, blobs, cut, fit, fit_again, loader, same, scripted, trainer, weights_of
 from readable import Stream
-from scenarios import ScheduleFree, TwoOptimizers, normed, perceptron
+from scenarios import TwoOptimizers, normed
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping, ParzenUncertainty
 from bu_torch.report import read_record
 
 NAN = math.nan
-
-
-class Resumable:
-    """A loader that goes on in the middle of an epoch: four batches, in an order of each epoch's own."""
-
-    def __init__(self):
-        self.features, self.labels = blobs()
-        self.place = 0
-
-    def __len__(self):
-        return 4
-
-    def __iter__(self):
-        while True:
-            order = torch.randperm(120, generator=torch.Generator().manual_seed(self.place // 4))
-            rows = order.view(4, 30)[self.place % 4]
-            self.place += 1
-            yield self.features[rows], self.labels[rows]
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state_dict):
-        self.place = state_dict["place"]
 
 
 class Validated(Plain):
@@ -66,7 +42,6 @@ class Row:
     settings: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     checks: tuple[int, ...] = ()  # their steps, if they are not the ends of the epochs
-    is_lightnings: bool = True  # Lightning's pair stops and keeps alike
     module: Any = Plain
 
     def stopping(self):
@@ -80,7 +55,7 @@ class Row:
 UNTIL, UNTIL_TWO = "`max_epochs=6`", "`max_epochs=2`"
 AT_ONCE, PATIENT = {"patience": 1}, {"patience": 3}
 BY_STEPS = {"every_n_train_steps": 1, "patience": 50}
-TWO, OWN = {"max_epochs": 2}, {"is_lightnings": False}
+TWO = {"max_epochs": 2}
 ROWS = {
     "patience": Row([0.2, 0.4, 0.4, 0.4, 0.4], 8, 20, "epoch 4: given did not improve in the last 3 checks.", PATIENT),
     "no patience": Row([0.1, 0.5, 0.9, 0.9, 1.0], 12, 16, settings={"patience": 0}),
@@ -88,30 +63,30 @@ ROWS = {
     "to the end": Row([0.1, 0.3, 0.2, 0.4, 0.3], 16, 24, UNTIL),
     "min_delta": Row([0.5, 0.55, 0.6, 0.62], 12, 12, settings={"patience": 2, "min_delta": 0.2}),
     "min_steps long over": Row([0.9, 0.1], 4, 8, settings=AT_ONCE, options={"min_steps": 8}),
-    "min_steps within an epoch": Row([0.9, 0.1], 4, 12, settings=AT_ONCE, options={"min_steps": 10}, **OWN),
+    "min_steps within an epoch": Row([0.9, 0.1], 4, 12, settings=AT_ONCE, options={"min_steps": 10}),
     "min_steps at its end": Row([0.9, 0.1], 4, 12, settings=AT_ONCE, options={"min_steps": 12}),
     "min_epochs": Row([0.9, 0.1], 4, 16, settings=AT_ONCE, options={"min_epochs": 4}),
-    "recovers before min_steps": Row([0.5, 0.1, 0.9, 0.1], 12, 16, settings=AT_ONCE, options={"min_steps": 12}, **OWN),
-    "recovers before min_epochs": Row([0.1, NAN, 0.2], 12, 24, UNTIL, options={"min_epochs": 4}, **OWN),
+    "recovers before min_steps": Row([0.5, 0.1, 0.9, 0.1], 12, 16, settings=AT_ONCE, options={"min_steps": 12}),
+    "recovers before min_epochs": Row([0.1, NAN, 0.2], 12, 24, UNTIL, options={"min_epochs": 4}),
     "every second epoch": Row(
-        [0.5, 0.5], 8, 24, "given", AT_ONCE | {"every_n_epochs": 2}, {"min_steps": 20}, (8, 16, 24), **OWN
+        [0.5, 0.5], 8, 24, "given", AT_ONCE | {"every_n_epochs": 2}, {"min_steps": 20}, (8, 16, 24)
     ),
-    "each step": Row([0.1, 0.3, 0.2, 0.9, 0.5], 4, 8, UNTIL_TWO, BY_STEPS, TWO, tuple(range(1, 9)), **OWN),
+    "each step": Row([0.1, 0.3, 0.2, 0.9, 0.5], 4, 8, UNTIL_TWO, BY_STEPS, TWO, tuple(range(1, 9))),
     "steps across epochs": Row(
-        [0.1, 0.9], 6, 8, UNTIL_TWO, {"every_n_train_steps": 3}, TWO, (3, 6), **OWN
+        [0.1, 0.9], 6, 8, UNTIL_TWO, {"every_n_train_steps": 3}, TWO, (3, 6)
     ),
     "steps of two batches": Row(
-        [0.1, 0.3, 0.9, 0.2], 3, 4, UNTIL_TWO, BY_STEPS, TWO | {"accumulate_grad_batches": 2}, (1, 2, 3, 4), **OWN
+        [0.1, 0.3, 0.9, 0.2], 3, 4, UNTIL_TWO, BY_STEPS, TWO | {"accumulate_grad_batches": 2}, (1, 2, 3, 4)
     ),
     "steps of three batches": Row(
-        [0.1, 0.9], 4, 4, UNTIL_TWO, {"every_n_train_steps": 2}, TWO | {"accumulate_grad_batches": 3}, (2, 4), **OWN
+        [0.1, 0.9], 4, 4, UNTIL_TWO, {"every_n_train_steps": 2}, TWO | {"accumulate_grad_batches": 3}, (2, 4)
     ),
     "steps of two optimisers": Row(
-        [0.1, 0.9, 0.5], 6, 8, "`max_epochs=1`", {"every_n_train_steps": 3}, {"max_epochs": 1}, (4, 6), **OWN,
+        [0.1, 0.9, 0.5], 6, 8, "`max_epochs=1`", {"every_n_train_steps": 3}, {"max_epochs": 1}, (4, 6),
         module=lambda: TwoOptimizers(normed()),
     ),
     **{
-        f"validated, {name}": Row([0.5, 0.9, 0.1], 8, 12, "given", AT_ONCE, when, **OWN, module=Validated)
+        f"validated, {name}": Row([0.5, 0.9, 0.1], 8, 12, "given", AT_ONCE, when, module=Validated)
         for name, when in (
             ("within epochs", {"val_check_interval": 0.5}),
             ("every third epoch", {"check_val_every_n_epoch": 3}),
@@ -120,7 +95,7 @@ ROWS = {
         )
     },
     "patience of steps": Row(
-        [0.1, 0.5, 0.4], 4, 10, "checks (6 steps)", PATIENT | {"every_n_train_steps": 2}, {}, (2, 4, 6, 8, 10), **OWN
+        [0.1, 0.5, 0.4], 4, 10, "checks (6 steps)", PATIENT | {"every_n_train_steps": 2}, {}, (2, 4, 6, 8, 10)
     ),
 }  # fmt: skip
 rows = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
@@ -161,27 +136,6 @@ def test_it_stops_keeps_and_puts_back_as_scripted(tmp_path, row):
     assert record.values("given") == pytest.approx([entry["given"] for entry in own.history], nan_ok=True)
 
 
-class Logging(Plain):
-    """Logs the script itself, for Lightning's own callbacks."""
-
-    def __init__(self, script):
-        super().__init__(lr=0.1)
-        self.script = script
-
-    def on_train_epoch_end(self):
-        self.log("score", self.script[min(self.current_epoch, len(self.script) - 1)])
-
-
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.is_lightnings])
-def test_lightning_s_own_pair_stops_and_keeps_alike(tmp_path, name):
-    row, how = ROWS[name], {"monitor": "score", "mode": "max"}
-    settings = {name: row.settings[name] for name in ("patience", "min_delta") if name in row.settings}
-    stopper, keeper = EarlyStopping(**{"patience": 9, **settings, **how}), ModelCheckpoint(**how)
-    _, made = row.fit(tmp_path, stopper, keeper, module=Logging(row.script))
-    assert made.global_step == row.end
-    assert torch.load(keeper.best_model_path, weights_only=True)["global_step"] == row.best
-
-
 @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
 @rows
 def test_cut_anywhere_and_resumed_it_is_the_run_in_one_piece(tmp_path, row):
@@ -205,46 +159,20 @@ def test_cut_anywhere_and_resumed_it_is_the_run_in_one_piece(tmp_path, row):
         assert read_record(resumed.record_path).places == read_record(whole.record_path).places
 
 
-class TestResume:
-    @pytest.mark.parametrize("averaging", [0.7, None])
-    @pytest.mark.parametrize(("step", "module"), [(3, Plain), (4, Plain), (6, lambda: ScheduleFree(perceptron()))])
-    @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
-    def test_within_an_epoch(self, tmp_path, step, module, averaging):
-        """There Lightning skips the hook that puts an optimiser with modes into training mode."""
+@pytest.mark.parametrize("again", ["last", "best"])
+def test_a_run_that_is_over_trains_and_saves_nothing_more(tmp_path, again):
+    def times():
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-        def run(folder, *others, ckpt_path=None):
-            every = {"every_n_train_steps": 2, "averaging": averaging}
-            own = scripted((0.1, 0.3, 0.9, 0.2), reference=blobs(), **every)
-            user = ModelCheckpoint(folder / "user", every_n_train_steps=1, save_top_k=-1, filename="{step}")
-            options = {"data": Resumable(), "max_epochs": 3, "ckpt_path": ckpt_path, "module": module}
-            return own, fit_again(folder, own, user, *others, **options)[0]
-
-        def kill(trainer, *_):
-            if trainer.global_step == step:
-                raise RuntimeError("killed")
-
-        whole, expected = run(tmp_path / "whole")
-        with pytest.raises(RuntimeError, match="killed"):
-            run(tmp_path / "first", LambdaCallback(on_train_batch_start=kill))
-        resumed, again = run(tmp_path / "rest", ckpt_path=tmp_path / "first" / "user" / f"step={step}.ckpt")
-        assert resumed.history == whole.history
-        assert (resumed.best_step, resumed.stopping_reason) == (whole.best_step, whole.stopping_reason)
-        assert same(again.state_dict(), expected.state_dict())
-
-    @pytest.mark.parametrize("again", ["last", "best"])
-    def test_a_run_that_is_over_trains_and_saves_nothing_more(self, tmp_path, again):
-        def times():
-            return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-
-        first, second, module, look = scripted(), scripted(), Classifier(), Weights()
-        path = cut(tmp_path, first, look, max_epochs=3)
-        path, n_epochs = (path, 3) if again == "last" else (first.best_model_path, 2)
-        before = times()
-        made = fit(tmp_path, second, module=module, ckpt_path=path, max_epochs=n_epochs)
-        assert (made.current_epoch, made.global_step, len(second.history)) == (n_epochs, 4 * n_epochs, n_epochs)
-        assert times() == before
-        assert (second.best_epoch, second.best_model_path) == (1, first.best_model_path)
-        assert same(module.state_dict(), look.of_epoch[1])
+    first, second, module, look = scripted(), scripted(), Classifier(), Weights()
+    path = cut(tmp_path, first, look, max_epochs=3)
+    path, n_epochs = (path, 3) if again == "last" else (first.best_model_path, 2)
+    before = times()
+    made = fit(tmp_path, second, module=module, ckpt_path=path, max_epochs=n_epochs)
+    assert (made.current_epoch, made.global_step, len(second.history)) == (n_epochs, 4 * n_epochs, n_epochs)
+    assert times() == before
+    assert (second.best_epoch, second.best_model_path) == (1, first.best_model_path)
+    assert same(module.state_dict(), look.of_epoch[1])
 
 
 class TestEnds:

@@ -20,14 +20,6 @@ def training_rounds_its_products():
     torch.set_float32_matmul_precision(before)
 
 
-def on_both(inputs, labels, accelerator, **settings):
-    return (fitted(inputs.to(device), labels.to(device), **settings) for device in ("cpu", accelerator))
-
-
-def fitted(*samples, **settings):
-    return Signals(n_neighbors=20, n_draws=2, **settings).fit(*samples)
-
-
 VECTORS = blobs(n=300)
 MANY = blobs(n=1200)  # so many that the regression is solved for one penalty after another
 IMAGES = blobs(n=150, d=36)[0].view(-1, 1, 6, 6), VECTORS[1][:150]
@@ -46,8 +38,11 @@ IMAGES = blobs(n=150, d=36)[0].view(-1, 1, 6, 6), VECTORS[1][:150]
     ids=["vectors", "weighted", "neighbors", "many", "images", "tokens"],
 )
 def test_signals_agree(samples, settings, accelerator, generator):
-    inputs = samples[0]
-    on_cpu, on_gpu = on_both(*samples, accelerator, **settings)
+    inputs, labels = samples
+    on_cpu, on_gpu = (
+        Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.to(device), labels.to(device))
+        for device in ("cpu", accelerator)
+    )
     assert torch.allclose(on_gpu.perturbed_inputs.cpu(), on_cpu.perturbed_inputs, atol=1e-6)
     before = None, None
     for _ in range(6):

@@ -1,6 +1,5 @@
 """States that others have written or changed: whatever an entry is, training goes on."""
 
-import copy
 import math
 import warnings
 from contextlib import suppress
@@ -86,16 +85,6 @@ def test_whatever_stands_in_place_of_an_entry_training_goes_on(run, other):
         with suppress(RuntimeError):  # the only kind that is documented
             resumed.restore(network)
         assert math.isfinite(resumed.history[-1]["expected_accuracy"]), place
-
-
-def test_a_state_as_it_was_written_is_taken_without_a_word(run, recwarn):
-    make, network, state = run
-    resumed, before = make(), copy.deepcopy(state)
-    resumed.load_state_dict(state)
-    resumed.check(network)
-    assert len(resumed.history) == 4
-    assert [str(one.message) for one in recwarn] == []
-    assert str(state) == str(before)  # which has not changed
 
 
 class Picky(Given):
