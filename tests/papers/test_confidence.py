@@ -46,42 +46,26 @@ def test_the_set_is_the_training_error_and_the_quantile_of_suprema():
     assert 0 < narrow.upper - narrow.center < radius
 
 
-@pytest.fixture(scope="module")
-def case():
+def test_competitors_are_centred_on_the_632_estimate_and_have_normal_or_beta_intervals():
     x, y, _ = sample(24, 3, np.random.default_rng(1))
-    return x, y, {method: generalization_interval(x, y, method=method, n_bootstrap=100, seed=2) for method in METHODS}
-
-
-def test_competitors_are_centred_on_the_632_estimate(case):
-    x, y, intervals = case
-    centers = {interval.center for method, interval in intervals.items() if method != "cud"}
-    assert len(centers) == 1
-    (center,) = centers
+    cud, *others = (generalization_interval(x, y, method=method, n_bootstrap=100, seed=2) for method in METHODS)
+    *_, kohavi, yang, martin, langford = others
+    center, lower, upper = kohavi
+    assert {interval.center for interval in others} == {center}
     assert center == pytest.approx(oracle.estimate_632(x, 2.0 * y - 1, 400, np.random.default_rng(0)), abs=0.02)
-    assert center > intervals["cud"].center
-
-
-def test_normal_intervals(case):
-    x, y, intervals = case
-    center, lower, upper = intervals["kohavi"]
+    assert center > cud.center
     for end in (lower, upper):  # an error rate whose count would be that far off
         assert abs(center - end) == pytest.approx(norm.ppf(0.975) * np.sqrt(end * (1 - end) / (0.632 * 24)))
     folds = KFold(10, shuffle=True, random_state=2)
     scores = cross_val_predict(LinearRegression(fit_intercept=False), x, 2.0 * y - 1, cv=folds)
     errors = [np.mean((scores[rows] >= 0) != y[rows]) for _, rows in folds.split(x)]
     radius = norm.ppf(0.975) * np.std(errors, ddof=1) / np.sqrt(10)
-    assert intervals["yang"] == pytest.approx((center, center - radius, center + radius))
-
-
-def test_beta_intervals(case):
-    """Upper and lower tail of the posterior, and of the binomial distribution, at the ends of the interval."""
-    center, lower, upper = case[2]["martin"]
+    assert yang == pytest.approx((center, center - radius, center + radius))
+    # Upper and lower tail of the posterior, and of the binomial distribution, at the ends of the interval.
     wrong, right = 0.632 * 24 * center, 0.632 * 24 * (1 - center)
-    assert betainc(1 + wrong, 1 + right, [lower, upper]) == pytest.approx([0.025, 0.975])
-    center, lower, upper = case[2]["langford"]
-    wrong, right = 0.632 * 24 * center, 0.632 * 24 * (1 - center)
-    assert betainc(wrong, right + 1, lower) == pytest.approx(0.025)  # P(errors >= wrong), lower being the rate
-    assert betainc(right, wrong + 1, 1 - upper) == pytest.approx(0.025)  # P(errors <= wrong)
+    assert betainc(1 + wrong, 1 + right, martin[1:]) == pytest.approx([0.025, 0.975])
+    assert betainc(wrong, right + 1, langford.lower) == pytest.approx(0.025)  # P(errors >= wrong), lower being the rate
+    assert betainc(right, wrong + 1, 1 - langford.upper) == pytest.approx(0.025)  # P(errors <= wrong)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,7 +11,6 @@ from bu_torch import (
     NeighborGraph,
     ParzenUncertainty,
     PrototypeClassifier,
-    Signals,
 )
 from bu_torch.estimators.space_choice import best_space
 from bu_torch.space.features import standardization, standardize
@@ -177,14 +176,6 @@ def test_the_space_that_tells_most_of_the_labels_is_chosen():
         assert list(fitted.skills_) == ["inputs", "patches", "module"]
     asked = ParzenUncertainty(20, feature_extractor="patches", module=Spread()).fit(X, Y)
     assert (asked.space_name_, asked.skills_) == ("patches", {})
-
-
-def test_a_state_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since():
-    written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
-    written.boundary.known_space = "inputs"
-    written.fit(X, Y)
-    assert Signals(20, n_draws=1).fit(X, Y).boundary.space_name_ == "patches"
-    assert read.restore(written.state(), X, Y).boundary.space_name_ == "inputs"
 
 
 def test_a_space_that_is_known_is_taken_unless_another_is_asked_for():
