@@ -1,4 +1,4 @@
-"""Samples are read in a worker or from a copy: nothing of the user's moves, and no process stays."""
+"""Samples are read in a worker or from a copy: nothing of the user's moves, and augmentation is drawn again."""
 
 import collections
 import contextlib
@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,9 +24,10 @@ from torch.utils.data import (
 )
 
 from bu_torch.samples import batches
-from bu_torch.samples.reading import read_loader
+from bu_torch.samples.reading import read_again, read_loader, with_readings
+from bu_torch.samples.samples import fewer_of
 
-X, Y = blobs(60)
+X, Y = blobs()
 PAIRS = list(zip(X, Y, strict=True))
 
 
@@ -47,7 +49,7 @@ class Draws:
 
 class Transforms(Made):
     def __init__(self):
-        super().__init__(self.draw, 60)
+        super().__init__(self.draw)
         self.transforms, self.seen = [Draws()], collections.Counter()
 
     def draw(self, i):
@@ -88,7 +90,7 @@ class Itself(IterableDataset):
         self.rest = ((x + i, y) for i in range(3) for x, y in PAIRS)
 
     def __iter__(self):
-        return itertools.islice(self.rest, 60)
+        return itertools.islice(self.rest, 120)
 
 
 class Collate(Draws):
@@ -103,7 +105,7 @@ class Order(Sampler):
 
     def __iter__(self):
         self.n_passes += 1
-        return iter(self.rng.permutation(60 - self.n_passes).tolist())
+        return iter(self.rng.permutation(120 - self.n_passes).tolist())
 
 
 COPIED = [Transforms, Counts, Stream, Augmented]
@@ -183,7 +185,7 @@ class TestWithoutWorker:
 
         monkeypatch.setattr(batches, "_PATIENCE", 1)
         monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
-        lock, dataset = threading.Lock(), Made(item, 60)
+        lock, dataset = threading.Lock(), Made(item)
         with lock:
             assert torch.equal(read(dataset).inputs, X)
 
@@ -192,7 +194,7 @@ class TestWithoutWorker:
         dataset.lock = threading.Lock()
         with pytest.warns(UserWarning, match="Counts cannot be copied"):
             read(dataset)
-        assert len(dataset.seen) == 60
+        assert len(dataset.seen) == 120
 
     def test_arrays_that_nobody_can_write_to_are_not_copied(self, spawned):
         class Mapped(np.ndarray):
@@ -202,15 +204,15 @@ class TestWithoutWorker:
         dataset = Counts()
         dataset.array = X.numpy().copy().view(Mapped)
         dataset.array.setflags(write=False)
-        assert len(read(Subset(dataset, range(60))).inputs) == 60  # without a warning
+        assert len(read(Subset(dataset, range(120))).inputs) == 120  # without a warning
         assert len(dataset.seen) == 0
 
 
 def test_tensors_in_memory_are_indexed_here_and_copied(monkeypatch):
     monkeypatch.setattr("bu_torch.samples.reading.with_batches", None)
-    x, rows = X.clone().requires_grad_(), torch.arange(59, -1, -1)
+    x, rows = X.clone().requires_grad_(), torch.arange(119, -1, -1)
     dataset = TensorDataset(x, Y)
-    for one in (Subset(Subset(dataset, range(60)), rows), Subset(dataset, rows.tolist())):
+    for one in (Subset(Subset(dataset, range(120)), rows), Subset(dataset, rows.tolist())):
         for transform, change in ((None, 0), (lambda batch: [part.detach().add_(1) for part in batch], 1)):
             samples = read(one, transform=transform)
             assert torch.equal(samples.inputs, X[rows] + change)
@@ -221,5 +223,108 @@ def test_tensors_in_memory_are_indexed_here_and_copied(monkeypatch):
 
 def test_a_default_device_does_not_hinder_reading(accelerator):
     with torch.device(accelerator):
-        samples = read(Made(PAIRS.__getitem__, 60), lambda n: 20)
+        samples = read(Made(PAIRS.__getitem__), lambda n: 20)
     assert torch.equal(samples.inputs, X[samples.rows])
+
+
+# Samples that random augmentation changes are read again, as draws that repeat.
+
+read_random = partial(read, looks_for_augmentation=True, seed=3)
+
+
+class Counted(Made):
+    """Samples from a function of the index and of the number of times that it was read before."""
+
+    def __init__(self, item):
+        self.times = [0] * 120
+        super().__init__(lambda i: item(i, self.count(i)))
+
+    def count(self, i):
+        self.times[i] += 1
+        return self.times[i] - 1
+
+
+class Own(Made):
+    """Draws from a generator that it holds."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(0)
+        super().__init__(lambda i: (X[i] + torch.randn(4, generator=self.generator), Y[i]))
+
+
+@pytest.mark.parametrize("kind", [Augmented, Own])
+def test_readings_differ_repeat_and_begin_alike(kind):
+    samples = read_random(kind())
+    three, two = read_again(samples, 3), read_again(samples, 2)
+    assert three.readings.shape == (3, *samples.inputs.shape)
+    assert torch.equal(three.readings[:2], two.readings)
+    assert torch.equal(three.inputs, two.inputs)
+    readings = [three.inputs, *three.readings]
+    for place, one in enumerate(readings):
+        assert not any((one == other).any(dim=1).any() for other in readings[:place])
+    other = read_again(read_random(kind()), 3)
+    assert torch.equal(other.readings, three.readings)
+
+
+def test_readings_are_those_of_the_samples_also_of_some_of_them():
+    shifted = Counted(lambda i, times: (X[i] + times, Y[i]))
+    samples = read_random(shifted, lambda n: 90)
+    few = fewer_of(samples, 50, seed=0)
+    again = read_again(few, 2)
+    for offset, reading in enumerate((again.inputs, *again.readings)):
+        assert torch.equal(reading, X[few.rows] + offset)
+    part = again.at(torch.tensor([4, 1]))
+    assert torch.equal(part.readings, again.readings[:, [4, 1]])
+    assert shifted.times == [0] * 120  # nothing of the user's has moved
+
+
+def test_token_ids_stay_ids_and_are_padded_to_one_length():
+    def collate(batch):
+        lengths = [len(ids) for ids, _ in batch]
+        ids = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in batch], batch_first=True)
+        mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+        return {"ids": ids, "mask": mask.long()}, torch.stack([label for _, label in batch])
+
+    def item(i):
+        ids = torch.arange(1, 4 + i % 7)
+        return ids[torch.rand(len(ids)) < 0.7], Y[i]
+
+    again = read_again(read_random(Made(item), collate_fn=collate), 2)
+    assert again.inputs.dtype == again.readings.dtype == torch.int64
+    assert again.readings.shape[2:] == again.inputs.shape[1:]
+    ids = again.packing.unpack(again.readings[0])["ids"]
+    assert all(set(row[row > 0].tolist()) <= set(range(1, 4 + i % 7)) for i, row in enumerate(ids))
+
+
+@pytest.mark.parametrize("change", [lambda i, times: (X[i] + times, (Y[i] + times) % 3), lambda i, times: 1 / 0])
+def test_what_comes_later_is_told_too(change):
+    """It differs as augmentation does when a few are read twice, and otherwise when all are."""
+    later = Counted(lambda i, times: change(i, times) if i % 4 == 1 and times else (X[i] + times, Y[i]))
+    samples = read_random(later)
+    assert samples.is_random
+    said = []
+    assert with_readings(samples, 1, None, said.append) is samples
+    assert "a further reading" in said[0]
+
+
+def padded(samples):
+    longest = max(i for i, _ in samples) + 1
+    mask = torch.arange(longest) <= torch.tensor([[i] for i, _ in samples])
+    return {"ids": mask * 7, "mask": mask.long()}, torch.tensor([label for _, label in samples])
+
+
+BROKEN = torch.where(torch.arange(4) == 2, torch.nan, X)
+
+
+@pytest.mark.parametrize(
+    ("item", "collate_fn", "is_random"),
+    [
+        (lambda i, times: (X[i] + times * (i >= 110), Y[i]), None, True),  # the last class alone
+        (lambda i, times: (BROKEN[i], Y[i]), None, False),
+        (lambda i, times: (BROKEN[i] + times, Y[i]), None, True),
+        (lambda i, times: (i, int(Y[i])), padded, False),
+    ],
+    ids=["some", "NaN", "also NaN", "padding"],
+)
+def test_augmentation_is_seen_where_it_is(item, collate_fn, is_random):
+    assert read_random(Counted(item), collate_fn=collate_fn).is_random == is_random

@@ -78,13 +78,15 @@ def test_recalls_are_those_of_a_slow_reference(is_weighted):
     found = sorted(signals.measure(logits).details().recalls)
     predictions = logits.argmax(dim=1)
     counted = torch.ones(240) if weights is None else weights.repeat(2)
-    expected = [float(counted[labels.repeat(2) == label].sum() / counted.sum()) for label in (0, 1, 4)]
-    for shares in (torch.nn.functional.one_hot(labels.repeat(2)), signals.probabilities):
-        for label in (0, 1, 4):
-            own = counted * shares[:, label]
-            expected.append((own * (predictions == label)).sum() / own.sum())
-    shares = [share for at in (1, 2, 3) for share in (recall[at] for recall in found)]
-    assert shares == pytest.approx([float(one) for one in expected], rel=1e-5)
+    of_label, of_likely = (
+        counted.unsqueeze(1) * shares[:, [0, 1, 4]]
+        for shares in (torch.nn.functional.one_hot(labels.repeat(2)), signals.probabilities)
+    )
+    is_right = predictions.unsqueeze(1) == torch.tensor([0, 1, 4])
+    expected = [of_label.sum(dim=0) / counted.sum()]
+    expected += [(own * is_right).sum(dim=0) / own.sum(dim=0) for own in (of_label, of_likely)]
+    shares = torch.tensor([recall[1:4] for recall in found])
+    torch.testing.assert_close(shares, torch.stack(expected, dim=1).float(), rtol=1e-5, atol=0)
 
 
 def test_recalls_are_sorted_and_those_of_many_classes_left_out(monkeypatch):
