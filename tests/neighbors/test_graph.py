@@ -132,14 +132,10 @@ def test_distances_to_groups_are_those_of_all_differences(kind, device):
     torch.testing.assert_close(found.cpu(), torch.stack(expected, dim=1), rtol=1e-7, atol=0)
 
 
-def near_four_places(n=200, d=3):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(n, d, generator=generator) + 4 * torch.randint(0, 4, (n, 1), generator=generator)
-
-
 @pytest.mark.parametrize("n_steps", [1, 3, 50])
 def test_centres_are_those_of_another_library(n_steps, device):
-    samples = near_four_places()
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(200, 3, generator=generator) + 4 * torch.randint(0, 4, (200, 1), generator=generator)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of convergence
         theirs = KMeans(7, init=samples[:7].numpy(), n_init=1, max_iter=n_steps, tol=0).fit(samples.numpy())
