@@ -15,19 +15,17 @@ from bu_torch.run.judgement import describe_blindness
 SAMPLES = blobs(n=300, d=2)
 
 
-def measured(n_draws=2, n_doubtful=50):
-    signals = Signals(n_neighbors=20, n_draws=n_draws).fit(*SAMPLES)
-    logits = torch.randn(len(signals.perturbed_inputs), 3, generator=torch.Generator().manual_seed(1))
-    measurement = signals.measure(logits)
-    return signals, logits, measurement.values, measurement.predictions, measurement.details(n_doubtful)
+def measured(weights=None):
+    signals = Signals(n_neighbors=20, n_draws=2).fit(*SAMPLES, weights)
+    logits = torch.randn(600, 3, generator=torch.Generator().manual_seed(1))
+    return signals, logits, signals.measure(logits)
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward(is_weighted):
     weights = torch.rand(300, generator=torch.Generator().manual_seed(2)).double() + 0.5 if is_weighted else None
-    signals = Signals(n_neighbors=20, n_draws=2).fit(*SAMPLES, weights)
-    logits = torch.randn(600, 3, generator=torch.Generator().manual_seed(1))
-    details = signals.measure(logits).details()
+    signals, logits, measurement = measured(weights)
+    details = measurement.details()
     drawn = [1.0] * 600 if weights is None else weights.repeat(2).tolist()
     rows = signals.probabilities.tolist()
     local, most = oracle.local_uncertainty(logits.tolist(), rows), oracle.local_uncertainty(rows, rows)
@@ -43,13 +41,14 @@ def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward(is_weigh
 
 
 def test_doubtful_samples_are_those_whose_label_is_the_least_likely():
-    signals, _, _, predictions, details = measured(n_doubtful=10)
+    signals, _, measurement = measured()
+    details = measurement.details(10)
     labels = signals.boundary.labels.tolist()
     probabilities = signals.probabilities.view(2, len(labels), -1).mean(dim=0)
     of_label = [float(probabilities[row, label]) for row, label in enumerate(labels)]
     assert [one.row for one in details.doubtful] == sorted(range(len(labels)), key=of_label.__getitem__)[:10]
     for row, label, prediction, likeliest, probability in details.doubtful:
-        assert (label, prediction) == (labels[row], int(predictions[row]))
+        assert (label, prediction) == (labels[row], int(measurement.predictions[row]))
         assert (likeliest, probability) == (int(probabilities[row].argmax()), pytest.approx(of_label[row]))
 
 
@@ -90,7 +89,7 @@ def test_recalls_are_those_of_a_slow_reference(is_weighted):
 
 
 def test_recalls_are_sorted_and_those_of_many_classes_left_out(monkeypatch):
-    signals, logits, *_ = measured()
+    signals, logits, _ = measured()
     favoured = logits + torch.tensor([2.0, 1.0, 0.0])
     recalls = signals.measure(favoured).details().recalls
     assert [one.label for one in recalls] == [2, 1, 0]
@@ -99,11 +98,9 @@ def test_recalls_are_sorted_and_those_of_many_classes_left_out(monkeypatch):
 
 
 def test_a_measurement_tells_its_own_details_after_another_one():
-    signals = Signals(n_neighbors=20, n_draws=1).fit(*SAMPLES)
-    first, second = torch.randn(300, 3), torch.randn(300, 3)
-    alone = signals.measure(first).details()
-    measurement = signals.measure(first)
-    signals.measure(second)
+    signals, logits, measurement = measured()
+    alone = signals.measure(logits).details()
+    signals.measure(logits.flip(0))
     assert measurement.details() == alone
 
 

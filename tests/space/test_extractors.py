@@ -138,25 +138,16 @@ def by_hand(model, inputs):
 
 
 @pytest.mark.parametrize("layer", ["logits", "penultimate", "first", "body.1"])
-def test_activations_are_those_of_the_layer(layer, device):
+def test_activations_are_those_of_the_layer_and_the_network_is_left_as_it_was(layer, device, random_states):
     model, inputs = network(), torch.randn(20, 4)
     expected = by_hand(model, inputs)[layer]
-    found = LayerFeatures(model.to(device), layer, batch_size=7).transform(inputs)
+    weights, states = weights_of(model.to(device)), random_states()
+    found = LayerFeatures(model, layer, batch_size=7).transform(inputs)
     assert found.device == inputs.device
     torch.testing.assert_close(found, expected)
-
-
-def test_the_network_is_left_as_it_was(random_states):
-    model, inputs, misfit = network(), torch.randn(20, 4), torch.randn(3, 5)
-    model.head.eval()
-    modes, weights, states = [module.training for module in model.modules()], weights_of(model), random_states()
-    LayerFeatures(model).transform(inputs)
-    with pytest.raises(RuntimeError):
-        LayerFeatures(model).transform(misfit)
-    assert [module.training for module in model.modules()] == modes
-    assert same(model.state_dict(), weights)
+    assert all(module.training and not module._forward_hooks for module in model.modules())
+    assert same(weights_of(model), weights)
     assert random_states() == states
-    assert not [module for module in model.modules() if module._forward_hooks]
 
 
 def test_a_layer_that_gives_no_row_a_sample_is_refused():
