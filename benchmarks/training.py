@@ -20,8 +20,7 @@ from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
 from bu_torch.run.judgement import accuracy_alone
-from bu_torch.run.plan import plan
-from bu_torch.run.prepare import TrainingData
+from bu_torch.run.prepare import TrainingData, plan
 from bu_torch.run.reader import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import WeightAverage

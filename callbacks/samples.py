@@ -29,8 +29,7 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
-from bu_torch.run.plan import most_bytes, plan, plan_for
-from bu_torch.run.prepare import TrainingData
+from bu_torch.run.prepare import TrainingData, most_bytes, plan, plan_for
 from bu_torch.run.reader import count_operations
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader

@@ -17,7 +17,7 @@ from bu_torch.internal.logits import read_logits
 from bu_torch.internal.output import cleaned, whole_file
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.plan import describe_ignored
+from bu_torch.run.prepare import describe_ignored
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples

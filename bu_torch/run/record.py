@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.run.plan import Plan
+from bu_torch.run.prepare import Plan
 from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 4  # raise it when the meaning of the lines of a record changes

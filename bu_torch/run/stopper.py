@@ -14,8 +14,7 @@ from bu_torch.internal.replica import gathered, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Check, Engine, Results
 from bu_torch.run.history import describe_exception
-from bu_torch.run.plan import plan_for
-from bu_torch.run.prepare import TrainingData
+from bu_torch.run.prepare import TrainingData, plan_for
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.record import check_plain
