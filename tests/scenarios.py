@@ -361,8 +361,11 @@ class Scenario:
         return BoundaryUncertaintyStopper(*self.samples(), sample_weight=self.weights, **settings)
 
     def train(self, folder, *callbacks, others_first=False, ckpt_path=None):
-        """Train from the same weights in the same order each time; what was seen, the module and the trainer."""
-        pl.seed_everything(3, verbose=False)
+        """Train from the same weights in the same order each time; what was seen, the module and the trainer.
+
+        A run that goes on begins with another random state.
+        """
+        pl.seed_everything(3 if ckpt_path is None else 4, verbose=False)
         look, module = Look(), self.module()
         order = [*self.others(), *callbacks] if others_first else [*callbacks, *self.others()]
         made = trainer(folder, *order, look, **{"max_epochs": N_EPOCHS, **copy.deepcopy(self.options)})

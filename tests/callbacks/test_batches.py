@@ -14,16 +14,11 @@ from bu_torch.callbacks import BoundaryUncertaintyMonitor
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
 SCALED = BYTES.float() / 255
-FEW = {"n_neighbors": 10, "n_draws": 1}
-
-
-def fit(folder, module, data, *callbacks, max_epochs=1):
-    return fit_again(folder, *callbacks, module=module, data=data, max_epochs=max_epochs)[0]
 
 
 def monitored(folder, module, data, max_epochs=1, **settings):
-    monitor = BoundaryUncertaintyMonitor(**FEW, **settings)
-    return monitor, fit(folder, module, data, monitor, max_epochs=max_epochs)
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, **settings)
+    return monitor, fit_again(folder, monitor, module=module, data=data, max_epochs=max_epochs)[0]
 
 
 def assert_same_history(first, second):
