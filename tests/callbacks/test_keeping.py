@@ -1,6 +1,7 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from problems import fit as trained
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping
+from bu_torch.callbacks.keeper import OUT_OF_REACH, restore
 
 
 def fit(folder, own, *callbacks, **options):
@@ -106,6 +108,12 @@ class TestFiles:
         (scheduler,) = content["lr_schedulers"]
         assert scheduler["_last_lr"] == [pytest.approx(0.05 * 2**4)]
         assert content["optimizer_states"][0]["param_groups"][0]["lr"] == scheduler["_last_lr"][0]
+
+
+def test_weights_out_of_reach_are_said_to_be_in_the_file():
+    trainer = SimpleNamespace(strategy=type(next(iter(OUT_OF_REACH)), (), {})(), lightning_module=None)
+    with pytest.warns(UserWarning, match=r"best\.ckpt"):
+        assert restore(trainer, SimpleNamespace(best_model_path="best.ckpt"), {}) == "not in the model"
 
 
 class Wrong(Classifier):
