@@ -57,7 +57,7 @@ AT_ONCE, PATIENT = {"patience": 1}, {"patience": 3}
 BY_STEPS = {"every_n_train_steps": 1, "patience": 50}
 TWO = {"max_epochs": 2}
 ROWS = {
-    "patience": Row([0.2, 0.4, 0.4, 0.4, 0.4], 8, 20, "epoch 4: given did not improve in the last 3 checks.", PATIENT),
+    "patience": Row([0.2] + [0.4] * 4, 8, 20, "in epoch 4: given did not improve in the last 3 checks.", PATIENT),
     "no patience": Row([0.1, 0.5, 0.9, 0.9, 1.0], 12, 16, settings={"patience": 0}),
     "not finite": Row([0.5, 0.6, NAN, 0.9], 8, 12, "not finite"),
     "to the end": Row([0.1, 0.3, 0.2, 0.4, 0.3], 16, 24, UNTIL),

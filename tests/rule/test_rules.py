@@ -12,6 +12,7 @@ from problems import Given, Product
 
 from bu_torch import Rule, SelectionRule
 from bu_torch.rule.rules import RULE_NAMES, Decision, as_rule, decide
+from bu_torch.run.settings import Settings
 from bu_torch.signals.catalogue import SIGNALS
 
 
@@ -30,6 +31,7 @@ def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_of_its_signals(name)
 def test_a_replay_scores_as_the_checks_did_begins_without_memory_and_leaves_them_alone():
     assert SelectionRule().rule.name == "accuracy_uncertainty_trust"
     assert made(name="two_words").title == "two words"
+    assert Settings(metric="f1").deciding_rule.title == "expected F1 score"
     rng = np.random.default_rng(0)
     history = checks(trust_score=rng.normal(size=25), expected_accuracy=rng.normal(size=25))
     before, whole = ([dict(entry) for entry in history] for _ in range(2))
