@@ -104,3 +104,16 @@ def test_a_rule_that_does_not_take_its_state_starts_anew(run):
         resumed.load_state_dict(first.state_dict())
     resumed.check(network)
     assert resumed.best_epoch == 0
+
+
+def test_features_of_a_trained_layer_are_those_before_training():
+    body = nn.Linear(4, 4)
+    network = nn.Sequential(body, nn.Linear(4, 3))
+    settings = {"n_neighbors": 10, "n_draws": 1, "feature_extractor": body}
+    whole, resumed = (BoundaryUncertaintyStopper(X, Y, **settings) for _ in range(2))
+    whole.check(network)
+    resumed.load_state_dict(whole.state_dict())
+    nn.init.normal_(body.weight, std=9)
+    for stopper in (whole, resumed):
+        stopper.check(network)
+    assert resumed.history == whole.history
