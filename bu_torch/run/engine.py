@@ -120,7 +120,7 @@ class Engine:
 
     def check_columns(self, logits: Tensor) -> None:
         """Raise `UnfitLogitsError` unless a network's logits (n, J) have a column for each class."""
-        n_classes, of_metric = self._signals.boundary.classes.n_classes, self.history.metric.n_classes
+        n_classes = self._signals.boundary.classes.n_classes
         n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
         if n_columns < n_classes and (n_columns, n_classes) != (1, 2):
             raise UnfitLogitsError(
@@ -128,10 +128,10 @@ class Engine:
                 f" labels count from 0, and those of samples to ignore be {IGNORED}. A regression has no decision"
                 " boundary to measure."
             )
-        if of_metric not in (None, logits.shape[1]):
-            raise UnfitLogitsError(
-                f"`metric` must be of as many classes as it has columns, {logits.shape[1]}, got {of_metric}."
-            )
+        try:
+            self.history.metric.check_columns(logits.shape[1])
+        except ValueError as error:
+            raise UnfitLogitsError(str(error)) from error
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
@@ -220,7 +220,7 @@ class Engine:
         history, class_weight = self.history, self._signals.boundary.class_weight  # the loss's if settings have none
         named = {**settings, "class_weight": class_weight, "rule": None, **history.rule_settings()}
         header = {
-            "settings": {name: plain(value) for name, value in named.items()},
+            "settings": {name: plain(value) for name, value in named.items() if name != "decides"},
             "n_not_compared": history.n_not_compared,
             **(self.fitted.about if self.fitted else {}),
             "setup_seconds": self.record.setup_seconds,
