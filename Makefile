@@ -67,7 +67,7 @@ test-oldest: .venv-oldest/test
 test-integrations: .venv-integrations/installed
 	OMP_NUM_THREADS=1 .venv-integrations/bin/python -m pytest --no-skips -rs tests/integrations tests/test_odd.py $(INTEGRATED)
 
-INTEGRATED := $(addprefix tests/docs/test_recipes.py::test_,skorch_callback huggingface_trainer optuna ray)
+INTEGRATED := $(addprefix tests/docs/test_recipes.py::test_,skorch_callback huggingface_trainer lightning_cli optuna ray)
 
 .venv-integrations/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-integrations

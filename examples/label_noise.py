@@ -74,7 +74,7 @@ class Weights(L.Callback):
         self.of_epochs: list[dict[str, Tensor]] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        weights = pl_module.state_dict() if self.stopping is None else self.stopping.tracker.state_to_keep(pl_module)
+        weights = pl_module.state_dict() if self.stopping is None else self.stopping.engine.state_to_keep(pl_module)
         self.of_epochs.append({name: weight.clone() for name, weight in weights.items()})
 
     def errors(self, test: Split) -> list[float]:

@@ -43,7 +43,7 @@ class Moons(L.LightningDataModule):
 def main(arguments: list[str] | None = None) -> LightningCLI:
     cli = LightningCLI(Classifier, Moons, args=arguments)
     stopping = cli.trainer.callbacks[0]
-    print(f"{type(stopping).__name__}, patience {stopping.settings.patience}: {stopping.stopping_reason}")
+    print(f"{type(stopping).__name__}, patience {stopping.patience}: {stopping.stopping_reason}")
     return cli
 
 

@@ -105,6 +105,13 @@ def test_an_example_finds_what_is_claimed(load, tmp_path, capsys, row):
     assert held == [True] * len(held) != []
 
 
+def test_the_demo_follows_the_weights_that_the_callback_measures(load, tmp_path):
+    (result,) = load(FOLDER / "label_noise.py").main(["--smoke", "--plot", f"{tmp_path}/figure.png"])
+    assert result.kept_error == result.average[result.stopping.best_epoch]
+    assert len(result.all_labels) == len(result.stopping.history) == 3
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_choose_checkpoint_ranks_what_a_run_saved(load):
     table = load(FOLDER / "choose_checkpoint.py").main(["--smoke"])
     errors = table.attrs["errors"]
