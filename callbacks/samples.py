@@ -203,9 +203,9 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
     if all(module.split(".")[0] in ("lightning", "pytorch_lightning") for module in modules):
         return None
     copies = {id(owner): owner for owner in owners}
-    for owner in owners:
+    for key, owner in list(copies.items()):
         with suppress(Exception):  # the user's classes may raise anything
-            copies[id(owner)] = copy_of(owner)
+            copies[key] = copy_of(owner)
     before, move, after = (getattr(copies[id(owner)], name) for owner, name in zip(owners, _BATCH_HOOKS, strict=True))
 
     def transform(batch: Any) -> Any:

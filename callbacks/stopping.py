@@ -200,7 +200,10 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        weights = state_dict.pop("weights", None) if isinstance(state_dict, dict) else None
+        weights = None
+        if isinstance(state_dict, dict):  # a damaged one is refused below
+            weights = state_dict.get("weights")
+            state_dict = {name: value for name, value in state_dict.items() if name != "weights"}
         super().load_state_dict(state_dict)
         if weights is not None and self._keeper is None and not self.engine.is_over:
             self._in_memory.load_state_dict(weights)
@@ -250,11 +253,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             engine.summary = engine.processes.broadcast(engine.summary)
         if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
-        place, may_restore = (
-            "not in the model",
-            is_graceful and self.restore_best_weights and not engine.beats_no_constant,
-        )
-        if kept is not None and may_restore:
+        place = "not in the model"
+        if kept is not None and is_graceful and self.restore_best_weights and not engine.beats_no_constant:
             place = restore(trainer, self._keeper, self._in_memory.values)
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:

@@ -38,7 +38,8 @@ class SignalInputs:
         self.kernel = boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
         # Signals that other signals read, float64 scalars; U is NaN if a logit is not finite.
         self.uncertainty = uncertainty_along_boundary(logits, self.local_uncertainty, self.kernel)
-        self.accuracy = self.mean_of_samples(predicted_probabilities(probabilities, self.columns))
+        self.likely = predicted_probabilities(probabilities, self.columns)  # (D * N,) of the predicted classes
+        self.accuracy = self.mean_of_samples(self.likely)
         known = self.columns.clamp(max=len(self.boundary.classes))  # the last column stands for all other classes
         self.mean_trust = functional.mean_trust_score(functional.trust_score(prepared.distances, known), weights)
 

@@ -106,11 +106,10 @@ def _recalls(inputs: SignalInputs) -> list[ClassRecall]:
     boundary, own = inputs.boundary, inputs.prepared.label_columns
     probabilities, n_classes = boundary.probabilities_of_present, len(boundary.classes)
     counted = torch.ones_like(inputs.kernel) if boundary.repeated_weights is None else boundary.repeated_weights
-    expected = predicted_probabilities(probabilities, inputs.columns) * counted
     predicted = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
     labelled, hits = (sum_by_group(part, own, n_classes) for part in (counted, (inputs.columns == own) * counted))
     mass = (counted.to(probabilities) @ probabilities).double()
-    recalls = (hits / labelled, sum_by_group(expected, predicted, n_classes) / mass)
+    recalls = (hits / labelled, sum_by_group(inputs.likely * counted, predicted, n_classes) / mass)
     columns = (boundary.classes.classes, labelled / labelled.sum(), *recalls)
     rows = [ClassRecall(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     return sorted(rows, key=lambda row: row.expected)[:MOST_CLASSES]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.space_choice import SpaceName
-from bu_torch.functional.boundary import predicted_probabilities
 from bu_torch.functional.checks import check_tensor, mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.internal.inputs import check_fitted
@@ -219,8 +218,7 @@ def contributions_to(
     """Contribution of each of N samples to a metric, (N,), empty if unknown; and weights of samples."""
     boundary = inputs.boundary
     if metric == ACCURACY:
-        likely = predicted_probabilities(boundary.probabilities_of_present, inputs.columns)
-        return likely.view(boundary.n_draws, -1).mean(dim=0), boundary.weights
+        return inputs.likely.view(boundary.n_draws, -1).mean(dim=0), boundary.weights
     if metric.is_drawn:
         return inputs.accuracy.new_empty(0), None
     logits = decided_at(inputs.logits, values[THRESHOLD]) if metric.is_at_threshold else inputs.logits
