@@ -70,8 +70,10 @@ from torch import Tensor, nn
 from torch.multiprocessing import get_context
 from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 
-from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR, SelectionRule
+from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR
+from bu_torch.run.history import History
 from bu_torch.run.judgement import confidence_in, describe_blindness
+from bu_torch.run.settings import Settings
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals
 
@@ -302,23 +304,24 @@ def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
     return [{"epoch": epoch, **dict(zip(names, row, strict=True))} for epoch, row in enumerate(rows)]
 
 
-def last_check(selection: SelectionRule, history: list[dict[str, float]]) -> int:
-    """Number of the check at which patience ends training."""
+def replay(rule: Any, history: list[dict[str, float]]) -> tuple[int, dict[str, Any] | None]:
+    """Number of the check at which patience ends training, and the check that a rule keeps until then."""
+    past = History(Settings(rule=rule, patience=PATIENCE))
     for check in history:
-        selection.complete([check])
-    return first_largest(check[selection.score_name] for check in history)[1]
+        if past.add(dict(check)):
+            past.keep(past.entries[-1])
+        if past.decision.should_stop:
+            break
+    return len(past.entries) - 1, past.kept
 
 
 def by(rule: Any, prefix: str = AVERAGE) -> Rule:
     """A rule of bu_torch on the checks of all labels."""
 
     def test_error(record: Record, column: str = ERROR) -> float:
-        history = checks(record["all"], prefix)
-        selection = SelectionRule(rule)
-        stopped = last_check(selection, history)
+        stopped, kept = replay(rule, checks(record["all"], prefix))
         if column == EPOCHS_RUN:
             return stopped + 1
-        kept = selection.replay(history[: stopped + 1])
         return record["all"][prefix + column][0 if kept is None else kept["epoch"]]
 
     return test_error
@@ -482,10 +485,9 @@ def judge(record: Record) -> list[dict[str, Any]]:
 def word(record: Record) -> str:
     """The word that the shipped engine says of its choice."""
     columns = record["all"]
-    history, selection = checks(columns, AVERAGE), SelectionRule(DEFAULT_RULE)
-    stopped = last_check(selection, history)
+    history = checks(columns, AVERAGE)
+    stopped, kept = replay(DEFAULT_RULE, history)
     seen = history[: stopped + 1]
-    kept = selection.replay(seen)
     if kept is None:
         return ""
     skill, highest = columns["skill"][0], max(check["expected_accuracy"] for check in seen)

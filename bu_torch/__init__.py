@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bu_torch.ranking.rank import Candidate as Candidate
     from bu_torch.ranking.rank import Ranking as Ranking
     from bu_torch.ranking.rank import rank_checkpoints
-    from bu_torch.rule.rules import Rule, SelectionRule
+    from bu_torch.rule.rules import Rule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
     from bu_torch.signals.details import Measurement as Measurement
@@ -60,7 +60,6 @@ __all__ = [
     "PatchFeatures",
     "PrototypeClassifier",
     "Rule",
-    "SelectionRule",
     "Signals",
     "TokenFeatures",
     "TrustScore",
@@ -85,7 +84,7 @@ _MODULES = {
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
     "neighbors.graph": ("NeighborGraph",),
     "estimators.label_probabilities": ("LabelProbabilities", "LabelRegression", "LabelVotes"),
-    "rule.rules": ("Rule", "SelectionRule"),
+    "rule.rules": ("Rule",),
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "ranking.rank": ("Candidate", "Ranking", "rank_checkpoints"),

@@ -99,7 +99,7 @@ ONE = torch.ones(())
 REACHED = dict.fromkeys(("accuracy", "uncertainty", "trust"), ONE)
 SIGNALS = partial(bu_torch.Signals, n_draws=1)
 CONSTRUCTED = ("NeighborGraph", "BoundaryUncertainty", "Signals", "FeatureSpace", "PatchFeatures", "TokenFeatures")
-CONSTRUCTED += ("PrototypeClassifier", "TrustScore", "LabelRegression", "SelectionRule", "BoundaryUncertaintyMonitor")
+CONSTRUCTED += ("PrototypeClassifier", "TrustScore", "LabelRegression", "BoundaryUncertaintyMonitor")
 CONSTRUCTED += ("BisectionAnchorUncertainty", "GradientAnchorUncertainty", "BoundaryUncertaintyStopping")
 # Entry points, and arguments that they take.
 TAKEN = [
@@ -153,7 +153,7 @@ TAKEN = [
 # Formulas do not look at all, of what is not finite there is no score, and a metric may be one of the space.
 UNCHECKED = ("label_votes-labels-0", "mean_trust_score-scores-1", "omission-predictions-1", "omission-predictions-2")
 UNCHECKED += ("omission-neighbors-0", "LabelRegression.predict_proba-labels", "LabelRegression.predict_proba-weights")
-UNCHECKED += ("LabelRegression-metric", "SelectionRule-metric")
+UNCHECKED += ("LabelRegression-metric",)
 ROWS = [
     pytest.param(call, {**taken, name: value}, name, id=f"{number} {place}")
     for number, (call, taken) in enumerate(TAKEN)

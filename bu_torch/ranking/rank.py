@@ -16,7 +16,7 @@ from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.logits import read_logits
 from bu_torch.internal.output import cleaned, whole_file
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
-from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, score_of
 from bu_torch.run.prepare import describe_ignored
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
@@ -145,9 +145,9 @@ def rank_checkpoints(
     for file in files:
         checkpoint = load_checkpoint(file, weights_only=weights_only)
         values = _measured(signals, module_with_weights(module, checkpoint, device), str(file), batch_size)
-        seen = {name: values[name] for name in decides.signals}
-        score = float(decides.score(seen)) if all(map(math.isfinite, seen.values())) else math.nan
-        measured.append(Candidate(0, str(file), score, checkpoint.epoch, checkpoint.step, values, file))
+        measured.append(
+            Candidate(0, str(file), score_of(decides, values), checkpoint.epoch, checkpoint.step, values, file)
+        )
     measured.sort(key=_order)
     if not math.isfinite(measured[0].score):
         warnings.warn("No candidate has a finite score, so their order means nothing.", stacklevel=2)

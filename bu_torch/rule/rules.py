@@ -1,11 +1,10 @@
-"""Rules, which score each check, and the decision: the first epoch with the largest score is kept."""
+"""Rules, which score each check, and the decision whether to stop."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
-from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import ACCURACY, ExpectedMetric
 
@@ -14,7 +13,6 @@ RuleName = Literal[
 ]
 DEFAULT_RULE: RuleName = "accuracy_uncertainty_trust"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
-Checks = Sequence[dict[str, Any]]
 # Entry of a check: standard error of the gain in expected accuracy, or the metric, over the best before.
 STANDARD_ERROR = "standard_error"
 # Names of other columns of a history or a record, which no rule may have.
@@ -56,7 +54,7 @@ class Rule:
         return {}
 
     def reset(self) -> None:
-        """Forget all checks, because a training or a replay begins."""
+        """Forget all checks, because a training begins."""
 
     def state_dict(self) -> dict[str, Any]:
         """Memory of the checks so far, as numbers, strings, tensors and containers of them."""
@@ -129,86 +127,23 @@ def as_rule(rule: Any, metric: ExpectedMetric = ACCURACY) -> Rule:
     return rule
 
 
-class SelectionRule:
-    """Keeps the first epoch with the largest score.
-
-    Args:
-        rule: `"accuracy_uncertainty_trust"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`,
-            `"parzen_uncertainty"`, or a `Rule`.
-        start_from_epoch: Checks of earlier epochs are not kept, >= 0.
-        metric: The metric that is measured, whose values the rule may read; None for accuracy.
-
-    Attributes:
-        rule: The `Rule`.
-        score_name: The entry of a check that holds its score.
+def score_of(rule: Rule, values: Mapping[str, float]) -> float:
+    """Score of a check by the values of its signals; NaN if one that the rule reads is not finite.
 
     Raises:
-        ValueError: If an argument is out of range.
-        TypeError: If an argument has the wrong type.
-
-    Example:
-        >>> rule = SelectionRule("trust_score")
-        >>> rule.replay([{"epoch": 0, "trust_score": 1.0}, {"epoch": 1, "trust_score": 3.0}])["epoch"]
-        1
+        KeyError: If a signal is missing, or the rule reads one that is not among its `signals`.
+        TypeError: If the rule's score is not a number.
     """
-
-    def __init__(
-        self, rule: RuleName | Rule = DEFAULT_RULE, *, start_from_epoch: int = 0, metric: ExpectedMetric | None = None
-    ) -> None:
-        self.rule = as_rule(rule, metric or ACCURACY)
-        self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, 0)
-
-    @property
-    def score_name(self) -> str:
-        return self.rule.name
-
-    def complete(self, history: Checks) -> None:
-        """Add the score to the last check, unless it is a signal; NaN if a signal is not finite.
-
-        Checks are in order of their epochs. Each has `epoch` and the rule's signals; all but the last are completed.
-
-        Raises:
-            KeyError: If a signal is missing.
-            TypeError: If the rule's score is not a number.
-        """
-        entry, name = history[-1], self.rule.name
-        if name in self.rule.signals:
-            return
-        values = {signal: entry[signal] for signal in self.rule.signals}
-        entry[name] = self._score(values) if all(map(math.isfinite, values.values())) else math.nan
-
-    def score(self, entry: Mapping[str, Any]) -> float | None:
-        """Score of a completed check; None if its epoch is too early to count."""
-        return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
-
-    def is_better(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None) -> bool:
-        """Whether a completed check counts and its score exceeds the score of `kept`."""
-        score = self.score(entry)
-        if score is None or not math.isfinite(score):
-            return False
-        return kept is None or score > kept[self.score_name]
-
-    def replay(self, history: Checks) -> dict[str, Any] | None:
-        """Apply the rule to recorded checks, which are not changed.
-
-        Returns a completed copy of the check to keep, or None if no check counts. Raises as `complete`.
-        """
-        kept = None
-        self.rule.reset()
-        for entry in map(dict, history):
-            self.complete([entry])
-            kept = entry if self.is_better(entry, kept) else kept
-        return kept
-
-    def _score(self, values: Mapping[str, float]) -> float:
-        name = f"`{type(self.rule).__name__}.score`"
-        try:
-            score = self.rule.score(values)
-        except KeyError as error:
-            raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
-        if isinstance(score, bool) or not isinstance(score, Real):
-            raise TypeError(f"{name} must give a number, got {type(score).__name__}.")
-        return float(score)
+    name, seen = f"`{type(rule).__name__}.score`", {signal: values[signal] for signal in rule.signals}
+    if not all(map(math.isfinite, seen.values())):
+        return math.nan
+    try:
+        score = rule.score(seen)
+    except KeyError as error:
+        raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
+    if isinstance(score, bool) or not isinstance(score, Real):
+        raise TypeError(f"{name} must give a number, got {type(score).__name__}.")
+    return float(score)
 
 
 class Decision(NamedTuple):

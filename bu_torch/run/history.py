@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bu_torch.internal.output import cleaned
-from bu_torch.rule.rules import Decision, SelectionRule, decide
+from bu_torch.rule.rules import Decision, decide, score_of
 from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import as_metric
 
@@ -27,21 +27,27 @@ class History:
     n_not_compared: int  # checks before the first that counts for the patience or as best
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.metric = settings, as_metric(settings.metric)
-        first = settings.start_from_epoch
-        self.selection = SelectionRule(settings.deciding_rule, start_from_epoch=first, metric=self.metric)
+        self.settings, self.metric, self.rule = settings, as_metric(settings.metric), settings.deciding_rule
         self.entries: list[Entry] = []
         self.reset()
 
     @property
     def compared(self) -> list[Entry]:
-        """Checks since the last `reset`; those of epochs before `start_from_epoch` are among them, without a score."""
+        """Checks since the last `reset`."""
         return self.entries[self.n_not_compared :]
+
+    @property
+    def counted(self) -> list[Entry]:
+        """Those of them that count for the patience or as best."""
+        return [entry for entry in self.compared if self._counts(entry)]
+
+    def _counts(self, entry: Entry) -> bool:
+        return entry["epoch"] >= self.settings.start_from_epoch
 
     @property
     def score_name(self) -> str:
         """Entry of a check that holds its score; "" if nothing is decided."""
-        return self.selection.score_name if self.settings.decides else ""
+        return self.rule.name if self.settings.decides else ""
 
     def is_last(self, epoch: int, step: int | None = None) -> bool:
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
@@ -53,9 +59,8 @@ class History:
 
     def has_best_value(self, entry: Entry) -> bool:
         """Whether a check counts and its expected value of the metric beats that of all others that count."""
-        first = self.settings.start_from_epoch
-        others = [check for check in self.compared if check["epoch"] >= first and check is not entry]
-        return entry["epoch"] >= first and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)
+        others = [check for check in self.counted if check is not entry]
+        return self._counts(entry) and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)
 
     def add(self, entry: Entry) -> bool:
         """Add a check with its score, decide, and return whether its weights are to be saved and `keep` called.
@@ -63,8 +68,8 @@ class History:
         A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
         one was kept, because its weights are saved.
         """
-        if self.settings.decides:
-            self.selection.complete([entry])  # first, because a rule of the user's may raise anything
+        if self.settings.decides and self.rule.name not in entry:
+            entry[self.rule.name] = score_of(self.rule, entry)  # first, because a rule of the user's may raise anything
         was_kept = False
         if self.is_last(*place_of(entry)):
             was_kept = self.kept is self.entries.pop()
@@ -74,7 +79,9 @@ class History:
         self._decide(entry)
         if was_kept:
             self.kept = entry
-        return self.settings.decides and self.selection.is_better(entry, self.kept)
+        if not (self.settings.decides and self._counts(entry) and math.isfinite(score := entry[self.rule.name])):
+            return False
+        return self.kept is None or score > self.kept[self.rule.name]
 
     def keep(self, entry: Entry | None) -> Entry | None:
         """Keep a check, whose weights are saved, and return the one that was kept before."""
@@ -87,7 +94,7 @@ class History:
         if not decision.should_stop:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
-        start = f"Stopped {where}: {self.selection.rule.title}"
+        start = f"Stopped {where}: {self.rule.title}"
         if not math.isfinite(score := compared[-1][self.score_name]):
             return f"{start} gave a score that is not finite ({score})."
         wait, min_delta = decision.wait, self.settings.min_delta
@@ -99,7 +106,7 @@ class History:
 
     def describe_end(self, kept: Entry, summary: Mapping[str, Any], place: str, *, is_averaged: bool) -> list[str]:
         """Say what was kept and its `place`; and why training ended, and whether longer training may help."""
-        rule, path, ended = self.selection.rule, summary.get("best_model_path"), summary["reason"]
+        rule, path, ended = self.rule, summary.get("best_model_path"), summary["reason"]
         step = f", step {kept['step']}" if "step" in kept else ""
         score = f"{rule.shown(kept[self.score_name]):.4f}{rule.unit and f' {rule.unit}'}"
         line = (
@@ -119,10 +126,9 @@ class History:
         """Reason why no epoch is kept."""
         if not self.compared:
             return "no check counted" if self.entries else "no check was made"
-        counted = [score for score in map(self.selection.score, self.compared) if score is not None]
-        if not counted:
+        if not self.counted:
             return f"all checks were of epochs before `start_from_epoch={self.settings.start_from_epoch}`"
-        if any(map(math.isfinite, counted)):
+        if any(math.isfinite(entry[self.rule.name]) for entry in self.counted):
             return "no weights could be saved"
         return "no finite check counted"
 
@@ -136,20 +142,19 @@ class History:
         """Compare later checks with none of those so far."""
         self.n_not_compared = len(self.entries)
         self.kept, self.decision = None, Decision()
-        self.selection.rule.reset()
+        self.rule.reset()
 
     def rule_settings(self) -> dict[str, Any]:
         """Name and settings of the rule, as states and records have them; empty if nothing is decided."""
         if not self.settings.decides:
             return {}
-        rule = self.selection.rule
-        return {"rule": rule.name, **{f"rule.{name}": value for name, value in rule.settings().items()}}
+        return {"rule": self.rule.name, **{f"rule.{name}": value for name, value in self.rule.settings().items()}}
 
     def state_dict(self) -> dict[str, Any]:
         """Checks as plain numbers, and the state of the rule."""
         kept = next((n for n, entry in enumerate(self.entries) if entry is self.kept), None)
         state = {"history": self.entries, "n_not_compared": self.n_not_compared, "kept": kept}
-        return state | {"rule": self.selection.rule.state_dict()}
+        return state | {"rule": self.rule.state_dict()}
 
     def load(self, state: Mapping[str, Any], *, is_compared: bool) -> None:
         """Continue from a checked `state_dict`; with `is_compared=False`, no earlier check counts."""
@@ -157,17 +162,14 @@ class History:
         self.reset()
         if is_compared:
             self.n_not_compared = state["n_not_compared"]
-            self.selection.rule.load_state_dict(dict(state.get("rule", {})))
+            self.rule.load_state_dict(dict(state.get("rule", {})))
             self._decide_anew()
             self.kept = None if state["kept"] is None else self.entries[state["kept"]]
 
     def _decide(self, entry: Entry) -> None:
-        if not self.settings.decides:
-            return
-        score = self.selection.score(entry)
-        if score is not None:
+        if self.settings.decides and self._counts(entry):
             patience, min_delta = self.settings.patience, self.settings.min_delta
-            self.decision = decide(self.decision, score, patience=patience, min_delta=min_delta)
+            self.decision = decide(self.decision, entry[self.rule.name], patience=patience, min_delta=min_delta)
 
     def _decide_anew(self) -> None:
         self.decision = Decision()

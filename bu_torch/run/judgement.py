@@ -80,11 +80,11 @@ def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Conf
 
     The network's logits have `n_columns`. Other processes than the first, which have nothing fitted, do not know.
     """
-    kept, rule, metric = history.kept, history.selection.rule, history.metric
+    kept, rule, metric = history.kept, history.rule, history.metric
     if kept is None or fitted is None:
         return None, [], []
     signals, boundary = fitted.signals, fitted.signals.boundary
-    counted = [check for check in history.compared if history.selection.score(check) is not None]
+    counted = history.counted
     n_samples, names = len(boundary.labels), _class_names(boundary.labels, fitted.about["classes"])
     column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
     doubt = metric.doubt(len(names))

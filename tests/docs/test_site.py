@@ -62,7 +62,7 @@ def test_every_public_name_is_in_the_reference_with_its_source():
 
 
 # Names, the page where each is, and where else: in the docstrings, or in the first column of a table.
-RULED = (Settings, bu_torch.SelectionRule, bu_torch.rank_checkpoints)
+RULED = (Settings, bu_torch.rank_checkpoints)
 NAMED = [(f'`"{name}"`', "options.md", RULED) for name in RULE_NAMES]
 NAMED += [(f"`{name}`", "watching.md", (bu_torch.BoundaryUncertaintyMonitor,)) for name in bu_torch.Signals.NAMES]
 NAMED += [(f'`"{name}"`', "metrics.md", (Settings,)) for name in METRICS]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import EarlyStopping
 from problems import Given, Product
 
-from bu_torch import Rule, SelectionRule
-from bu_torch.rule.rules import RULE_NAMES, Decision, as_rule, decide
+from bu_torch import Rule
+from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, Decision, as_rule, decide, score_of
+from bu_torch.run.history import History
 from bu_torch.run.settings import Settings
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -21,29 +22,32 @@ def checks(**columns):
     return [{"epoch": epoch, **dict(zip(columns, map(float, row), strict=True))} for epoch, row in enumerate(rows)]
 
 
+def kept(history, rule=DEFAULT_RULE, **settings):
+    """The check that is kept of these, which are not changed."""
+    past = History(Settings(rule=rule, patience=99, **settings))
+    for entry in history:
+        if past.add(dict(entry)):
+            past.keep(past.entries[-1])
+    return past.kept
+
+
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_of_its_signals(name):
     rule = as_rule(name)
-    assert (rule.name, bool(rule.title), SelectionRule(name).score_name) == (name, True, name)
-    assert SelectionRule(name).replay(checks(**{signal: [1, 3, 2, 3] for signal in rule.signals}))["epoch"] == 1
+    assert (rule.name, bool(rule.title)) == (name, True)
+    assert kept(checks(**{signal: [1, 3, 2, 3] for signal in rule.signals}), name)["epoch"] == 1
 
 
-def test_a_replay_scores_as_the_checks_did_begins_without_memory_and_leaves_them_alone():
-    assert SelectionRule().rule.name == "accuracy_uncertainty_trust"
+def test_a_check_gets_the_score_of_the_rule_which_begins_without_memory():
     assert made(name="two_words").title == "two words"
     assert Settings(metric="f1").deciding_rule.title == "expected F1 score"
     rng = np.random.default_rng(0)
     history = checks(trust_score=rng.normal(size=25), expected_accuracy=rng.normal(size=25))
-    before, whole = ([dict(entry) for entry in history] for _ in range(2))
-    rule = SelectionRule(Product())
-    for end in range(len(whole)):
-        rule.complete(whole[: end + 1])
-    assert [check["product"] for check in whole] == [one["trust_score"] * one["expected_accuracy"] for one in before]
+    scores = [check["trust_score"] * check["expected_accuracy"] for check in history]
     for end in (5, 15, 25):
-        assert rule.replay(history[:end]) == max(whole[:end], key=lambda check: check["product"])
-    assert history == before
-    remembers, three = SelectionRule(Given((1, 3, 2))), checks(trust_score=[0, 0, 0])
-    assert [remembers.replay(three)["epoch"] for _ in range(2)] == [1, 1]
+        assert kept(history[:end], Product())["product"] == max(scores[:end])
+    rule = Given((1, 3, 2))
+    assert [kept(checks(trust_score=[0, 0, 0]), rule)["epoch"] for _ in range(2)] == [1, 1]
 
 
 @pytest.mark.parametrize("rule", [*RULE_NAMES, Product()], ids=lambda rule: getattr(rule, "name", rule))
@@ -51,8 +55,8 @@ def test_early_and_non_finite_checks_are_not_kept(rule):
     falling = [1.0 / (1 + epoch) for epoch in range(12)]
     history = checks(**dict.fromkeys(SIGNALS, falling))
     history[4] |= dict.fromkeys(SIGNALS, math.nan)
-    assert SelectionRule(rule, start_from_epoch=4).replay(history)["epoch"] == 5
-    assert SelectionRule(rule, start_from_epoch=12).replay(history) is None
+    assert kept(history, rule, start_from_epoch=4)["epoch"] == 5
+    assert kept(history, rule, start_from_epoch=12) is None
 
 
 @pytest.mark.parametrize(
@@ -64,10 +68,10 @@ def test_early_and_non_finite_checks_are_not_kept(rule):
     ],
 )
 def test_a_missing_signal_or_a_score_that_is_no_number_is_an_error(rule, missing, error, message):
-    history = checks(trust_score=[1, 0.5], expected_accuracy=[1, 0.5])
-    history[0].pop(missing, None)
+    values = {"trust_score": 1.0, "expected_accuracy": 1.0}
+    values.pop(missing, None)
     with pytest.raises(error, match=message):
-        SelectionRule(rule()).replay(history)
+        score_of(rule(), values)
 
 
 def made(**attributes):
