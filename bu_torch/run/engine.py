@@ -81,8 +81,8 @@ class Engine:
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
         self.is_over = False  # from `release` on
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
-        self._doubts: list[str] = []  # reasons not to trust it
-        self._remarks: list[str] = []  # what else is to say of it
+        self._verdict: list[str] = []  # lines on whether to trust it, and on its threshold
+        self._details: list[str] = []  # lines that are logged only if all are asked for
         # A check is compared with the last one, by predictions (n_draws * N,), and with the best by expected accuracy,
         # or metric, by contributions (N,), which may be another check than the one with the best score.
         self._predictions: Tensor | None = None
@@ -255,7 +255,7 @@ class Engine:
     def end(self, reason: str, stopped_epoch: int | None = None, **paths: str) -> None:
         """Judge what was kept, and write the last line of the record."""
         history, kept = self.history, self.history.kept or {}
-        confidence, self._doubts, self._remarks = judge(history, self.fitted, self._n_columns)
+        confidence, self._verdict, self._details = judge(history, self.fitted, self._n_columns)
         line: dict[str, Any] = {"reason": reason}
         if self.settings.decides:
             places = {"kept_epoch": kept.get("epoch"), "kept_step": kept.get("step"), "stopped_epoch": stopped_epoch}
@@ -263,7 +263,7 @@ class Engine:
             line |= places | paths
             score = {"score_name": history.score_name, "score": kept.get(history.score_name)}
             self.summary = {"reason": reason, **score, **line, **judged}
-        line |= {"kind": "end", "n_not_compared": history.n_not_compared, "remarks": self._doubts + self._remarks}
+        line |= {"kind": "end", "n_not_compared": history.n_not_compared, "remarks": self._verdict + self._details}
         seconds = {name: getattr(self.record, name) for name in ("saving_seconds", "training_seconds")}
         self.record.write(line | seconds)
 
@@ -275,7 +275,7 @@ class Engine:
         return uninformed is not None and max(values, default=-math.inf) < metric.sign * uninformed
 
     def log_summary(self, place: str = "not in the model", why: str = "") -> None:
-        """Say what was kept, why training ended and what that cost, and doubts; with `verbose` all remarks, too.
+        """Say what was kept, why training ended, what that cost, and whether to trust it if that is in doubt.
 
         `place` is where the kept weights are, "in the model" or not, and `why` the reason if nothing is kept.
         """
@@ -286,9 +286,9 @@ class Engine:
             self.tell(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
             return
         lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average is not None)
-        for line in (*lines, self.record.describe_cost(), *self._doubts):
+        for line in (*lines, self.record.describe_cost(), *self._verdict):
             self.tell(line)
-        for line in self._remarks:
+        for line in self._details:
             self.tell_if_verbose(line)
 
     def release(self) -> None:

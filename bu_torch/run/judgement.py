@@ -22,6 +22,7 @@ _LEAST_SKILL = 0.05
 _LEAST_OF_A_CLASS = 50
 # Expected accuracy has the largest part in their score. No standard error is known of other scores but metrics.
 _JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
+_VERDICT = "Verdict on the choice of the epoch:"
 _OF_ALL = "the same prediction for all samples"
 
 
@@ -40,21 +41,16 @@ class Confidence(NamedTuple):
     doubts: list[str]  # why the choice is not clear, in words
 
     def line(self, metric: ExpectedMetric) -> str:
-        """Say it in three sentences."""
-        verdict = {
-            "clear": "clear",
-            "plateau": "unsure: many checks score about as high",
-            "unsure": f"unsure: {' and '.join(self.doubts)}",
-            "blind": "not to be trusted",
-        }[self.word]
+        """The verdict, the values of the first and of the kept check, and the skill, in words."""
+        why = "many checks score about as high" if self.word == "plateau" else " and ".join(self.doubts)
         numbers = (self.first_value, self.value, self.uninformed)
         style = ".2f" if max(map(abs, numbers)) <= 1 else ".3g"
         first, value, uninformed = (format(number, style) for number in numbers)
         alone = "one class alone" if metric == ACCURACY else _OF_ALL
         return (
-            f"The choice of the epoch is {verdict}. Expected {metric.title} went from {first} to {value} ({uninformed}"
-            f" for {alone}), and {self.n_equals} of {self.n_checks} checks tie within a standard error. Held-out label"
-            f" skill {self.skill:.2f} (0 chance, 1 perfect)."
+            f"{_VERDICT} {self.word}{f' ({why})' if why else ''}. Expected {metric.title} went from {first} to {value}"
+            f" ({uninformed} for {alone}), and {self.n_equals} of {self.n_checks} checks tie within a standard error."
+            f" Held-out label skill {self.skill:.2f} (0 chance, 1 perfect)."
         )
 
 
@@ -76,7 +72,7 @@ def summary_of(
 
 
 def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Confidence | None, list[str], list[str]]:
-    """Judge the kept check: the confidence in it, doubts about it, and other remarks, in words.
+    """Judge the kept check: the confidence in it, lines to log always, and those to log if all are asked for.
 
     The network's logits have `n_columns`. Other processes than the first, which have nothing fitted, do not know.
     """
@@ -93,17 +89,17 @@ def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Conf
         doubt = doubt or ("" if metric.is_of_sharp else _describe_few(boundary.labels))
     best = metric.sign * max(map(history.value_of, counted))
     blind = describe_blindness(best, alone, names[column], (signals.vote_skill, signals.regression_skill), metric)
-    threshold = "" if blind else _describe_threshold(kept, metric)
-    remarks = [threshold] if threshold else []
+    lines = [f"{_VERDICT} blind. {blind}"] if blind else []
+    if not blind and (threshold := _describe_threshold(kept, metric)):
+        lines = [threshold]
     is_of_metric = isinstance(rule, MetricRule) and not rule.metric.is_drawn
     if not is_of_metric and (metric != ACCURACY or rule.name not in _JUDGED_RULES):
-        return None, [blind] if blind else [], remarks
+        return None, lines, []
     numbers = signals.skill, n_samples, alone
     confidence = confidence_in(kept, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
-    line = confidence.line(metric)
     if confidence.word == "clear":
-        return confidence, [], [line, *remarks]
-    return confidence, [blind or line], remarks
+        return confidence, lines, [confidence.line(metric)]
+    return confidence, lines if blind else [confidence.line(metric), *lines], []
 
 
 def confidence_in(
@@ -185,18 +181,20 @@ def _describe_few(labels: Tensor) -> str:
 
 
 def _describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str:
-    """Log line on the threshold of a check for a metric of two classes; "" if there is none."""
+    """Log line on the threshold of a check for a metric of two classes; "" if `argmax` predicts as well."""
     threshold, value = check.get(THRESHOLD, math.nan), check.get(metric.at_threshold, math.nan)
-    if not math.isfinite(threshold):
+    if not math.isfinite(threshold) or threshold == metric.threshold == 0.5:
         return ""
-    if threshold == metric.threshold:
-        if metric.is_at_threshold:
-            return f"The prices imply a threshold of {threshold:.3g}: predict class 1 from this probability on."
-        return f"No other threshold than 0.5 is clearly better for the {metric.title}."
-    at_half = "" if metric.is_at_threshold else f" in place of {check[metric.signal]:.4g}"
+    implied, by_argmax = "", "is not that of `argmax`"
+    if not metric.is_at_threshold:
+        by_argmax = f"is {check[metric.signal]:.4g} by `argmax`"
+    elif threshold == metric.threshold:
+        implied = ", as the costs imply"
+    else:
+        implied = f", in place of the {metric.threshold:.3g} that the costs imply"
     return (
-        f"The expected {metric.title} is best, {value:.4g}{at_half}, if class 1 is predicted where its probability is"
-        f" at least {threshold:.3f} in place of {metric.threshold:.3g} (`summary['threshold']`)."
+        f"Predict class 1 where its probability is at least {threshold:.3g}{implied} (`summary['threshold']`). The"
+        f" expected {metric.title} is {value:.4g} then, and {by_argmax}."
     )
 
 

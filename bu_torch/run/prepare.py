@@ -193,8 +193,8 @@ def prepare_signals(
     )
     for line in _details(signals, takes_readings=shared.takes_readings):
         detail(line)
-    if doubt := _doubt(signals):
-        tell(doubt)
+    if line := signals.metric.prices or _doubt(signals):
+        tell(line)
     return shared, Fitted(signals.to(device), samples.rows, _describe(signals, samples))
 
 
@@ -302,8 +302,8 @@ def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
 
 
 def _details(signals: Signals, *, takes_readings: bool) -> Iterator[str]:
-    """How samples are perturbed, in which space neighbours are found, and the prices of a metric."""
-    boundary, metric = signals.boundary, signals.metric
+    """How samples are perturbed, and in which space neighbours are found."""
+    boundary = signals.boundary
     if takes_readings:
         yield (
             f"Samples have random augmentation, so bu-torch reads each {1 + boundary.n_draws} times: the first reading"
@@ -316,8 +316,6 @@ def _details(signals: Signals, *, takes_readings: bool) -> Iterator[str]:
             f"Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
             f" (skill: {skills}; 0 chance, 1 perfect). Pass `feature_extractor=...` to change this."
         )
-    if metric.prices:
-        yield metric.prices
 
 
 def _doubt(signals: Signals) -> str:

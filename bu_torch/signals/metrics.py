@@ -68,8 +68,15 @@ class ExpectedMetric:
     @property
     def prices(self) -> str:
         """Costs of two classes in words; "" for another metric."""
-        words = "A sample of class 0 costs {:g} where 0 is predicted and {:g} where 1 is, one of class 1 {:g} and {:g}."
-        return words.format(*self.settings[0], *self.settings[1]) if self.is_at_threshold else ""
+        if not self.is_at_threshold:
+            return ""
+        (of_rejection, of_alarm), (of_miss, of_hit) = self.settings
+        words = (
+            f"Class 0 predicted as 1 costs {of_alarm:g}, and as 0 {of_rejection:g}. Class 1 predicted as 0 costs"
+            f" {of_miss:g}, and as 1 {of_hit:g}."
+        )
+        is_odd = of_rejection >= of_alarm or of_hit >= of_miss
+        return f"{words} A right prediction does not cost less than a wrong one: is that meant?" if is_odd else words
 
     def check_columns(self, n_columns: int) -> None:
         """Raise ValueError unless it takes so many columns of logits, one a class."""

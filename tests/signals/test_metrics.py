@@ -1,6 +1,7 @@
 """A check by the metric that the user means: by name, costs, or a metric of torchmetrics."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -252,11 +253,12 @@ def test_a_metric_says_when_no_check_beats_a_prediction_without_inputs(weights, 
 
 def test_prices_of_two_classes_imply_a_threshold():
     metric = as_metric([[0, 10], [100, 30]])
-    assert {"0", "10", "100", "30"} <= set(metric.prices.replace(".", "").split())
+    assert {"0", "10", "100", "30"} <= set(re.findall(r"\d+", metric.prices))
     likely = torch.linspace(0, 1, 1001, dtype=torch.float64)
     costs = (1 - likely) * 10 + likely * 30, likely * 100  # of an alarm, and of none
     assert metric.threshold == pytest.approx(float(likely[(costs[0] < costs[1]).nonzero()[0]]), abs=2e-3)
     assert [as_metric(costs).threshold for costs in ([[0, -10], [100, 0]], [[0, 10], [0, 100]])] == [0, 1]
+    assert [as_metric(costs).prices.endswith("?") for costs in ([[0, 1], [1, 0]], [[1, 0], [0, 1]])] == [False, True]
     assert as_metric("f1").prices == ""
 
 
