@@ -63,8 +63,9 @@ def scaled(tmp_path_factory):
     return cache(lambda **settings: monitored(folder, Classifier, loader(SCALED, Y), max_epochs=2, **settings)[0])
 
 
-@pytest.mark.parametrize("name", [*HOOKS, "of a datamodule"])
-@pytest.mark.parametrize("settings", [{}, {"max_samples": 50}], ids=["all", "some"])
+@pytest.mark.parametrize(
+    ("name", "settings"), [*((name, {}) for name in HOOKS), ("of a datamodule", {"max_samples": 50})]
+)
 def test_hooks_that_scale_are_as_data_that_is_scaled(tmp_path, scaled, name, settings):
     given = (hooked(name), loader(BYTES, Y)) if name in HOOKS else (Classifier, DataModule())
     assert_same_history(monitored(tmp_path, *given, max_epochs=2, **settings)[0], scaled(**settings))
@@ -115,8 +116,7 @@ def warnings_in(caught):
     return [str(one.message) for one in caught if "the network gets" in str(one.message)]
 
 
-@pytest.mark.parametrize("calls_itself", [True, False])
-@pytest.mark.parametrize("does", PREPARED)
+@pytest.mark.parametrize(("does", "calls_itself"), [*((does, True) for does in PREPARED), ("divides", False)])
 def test_other_inputs_in_training_are_warned_of_once(tmp_path, recwarn, does, calls_itself):
     prepare, said = PREPARED[does]
     monitor, module = monitored(tmp_path, partial(Stepped, prepare, calls_itself), loader(X * 20 + 100, Y))

@@ -55,11 +55,15 @@ class TestWhoSeesWhat:
         """Also what follows at the end of an epoch, and no weights are filed under a score of others."""
         users = ModelCheckpoint(tmp_path / "user", every_n_train_steps=3, filename="{step}", **HIGHEST)
         ends = ModelCheckpoint(tmp_path / "ends", filename="{step}", **HIGHEST)
-        stopper, seen = EarlyStopping(patience=2, **HIGHEST), []
-        look = LambdaCallback(on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1))))
+        stopper, seen, bars = EarlyStopping(patience=2, **HIGHEST), [], []
+        look = LambdaCallback(
+            on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1))),
+            on_train_epoch_start=lambda t, m: bars.append(set(t.progress_bar_metrics)),
+        )
         own, logger = scripted([0.5, 0.7, 0.3, 0.2], every_n_train_steps=2), CSVLogger(tmp_path)
         made = fit(tmp_path, own, users, ends, stopper, look, logger=logger, max_epochs=9)
         assert seen[:8] == pytest.approx([-1, 0.5, -1, 0.7, -1, 0.3, -1, 0.2])
+        assert bars[1] >= {"boundary_uncertainty", "trust_score"}
         assert (stopper.stopped_epoch, made.global_step) == (2, 12)
         assert Path(users.best_model_path).name == "step=6.ckpt"  # the first that has a check of its own
         assert Path(ends.best_model_path).name == "step=4.ckpt"

@@ -98,7 +98,6 @@ ROWS = {
         [0.1, 0.5, 0.4], 4, 10, "checks (6 steps)", PATIENT | {"every_n_train_steps": 2}, {}, (2, 4, 6, 8, 10)
     ),
 }  # fmt: skip
-rows = pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 
 
 class Saving(Checkpoint):
@@ -114,10 +113,12 @@ class Saving(Checkpoint):
         self.best[path] = best, best.read_bytes() if best.is_file() else None
 
 
-@rows
-def test_it_stops_keeps_and_puts_back_as_scripted(tmp_path, row):
+@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_it_stops_keeps_and_puts_back_as_scripted_also_when_cut_anywhere_and_resumed(tmp_path, row):
     own, look = row.stopping(), Weights()
-    module, made = row.fit(tmp_path, own, look)
+    saving = Saving(own, tmp_path)
+    module, made = row.fit(tmp_path / "whole", own, look, saving)
     assert (own.best_step, made.global_step) == (row.best, row.end)
     checks = [entry["step"] for entry in own.history]
     assert checks == list(row.checks or range(4, row.end + 1, 4))
@@ -134,14 +135,6 @@ def test_it_stops_keeps_and_puts_back_as_scripted(tmp_path, row):
     assert [*tmp_path.rglob("boundary-*.ckpt")] == [Path(own.best_model_path)]
     record = read_record(own.record_path)
     assert record.values("given") == pytest.approx([entry["given"] for entry in own.history], nan_ok=True)
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
-@rows
-def test_cut_anywhere_and_resumed_it_is_the_run_in_one_piece(tmp_path, row):
-    whole = row.stopping()
-    saving = Saving(whole, tmp_path)
-    module, made = row.fit(tmp_path / "whole", whole, saving)
     assert len(saving.best) >= made.current_epoch
     for path, (best, content) in saving.best.items():
         if path.stem == str(row.end):
@@ -150,13 +143,13 @@ def test_cut_anywhere_and_resumed_it_is_the_run_in_one_piece(tmp_path, row):
             best.write_bytes(content)
         resumed = row.stopping()
         again, _ = row.fit(tmp_path / path.stem, resumed, ckpt_path=path)
-        assert len(resumed.history) == len(whole.history)
-        for one, other in zip(resumed.history, whole.history, strict=True):
+        assert len(resumed.history) == len(own.history)
+        for one, other in zip(resumed.history, own.history, strict=True):
             assert one == pytest.approx(other, rel=0, abs=0, nan_ok=True)
         for name in ("best_step", "stopped_epoch", "stopping_reason"):
-            assert getattr(resumed, name) == getattr(whole, name), (name, path.name)
+            assert getattr(resumed, name) == getattr(own, name), (name, path.name)
         assert same(again.state_dict(), module.state_dict())
-        assert read_record(resumed.record_path).places == read_record(whole.record_path).places
+        assert read_record(resumed.record_path).places == record.places
 
 
 @pytest.mark.parametrize("again", ["last", "best"])

@@ -27,7 +27,7 @@ def test_long_work_shows_that_it_goes_on_if_bars_are_shown(is_shown, monkeypatch
     monkeypatch.setattr(output, "_TICK", 0.02)
     with showing_progress(is_shown):
         with elapsed_time("work"):
-            time.sleep(0.6)
+            time.sleep(0.2)
         monkeypatch.setattr(output, "_BAR_DELAY", 0)
         read_samples(WHOLE)
     shown = capsys.readouterr().err

@@ -7,9 +7,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Classifier, blobs, fit, loader
+from readable import Endless
 from scenarios import tokens
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
@@ -68,13 +69,22 @@ def test_what_an_epoch_visits_sets_the_price(tmp_path):
         (blobs(600), {}, (600, 1)),
         (blobs(600), {"max_samples": 50}, (50, 4)),
         (TensorDataset(*blobs(600)), {}, (500, 1)),
+        (Endless(), {"n_draws": 1, "max_samples": 300}, (300, 1)),
     ],
-    ids=["a pair is used whole", "or as told", "a dataset is read within the budget"],
+    ids=["a pair is used whole", "or as told", "a dataset is read within the budget", "a stream is cut off"],
 )
 def test_of_a_reference(tmp_path, reference, settings, expected):
     monitor = BoundaryUncertaintyMonitor(reference=reference, **settings)
     fit(tmp_path, monitor, module=heavy(Classifier()), max_epochs=1)
     assert planned(monitor.record_path) == expected
+
+
+def test_an_endless_stream_is_cut_off_and_steps_on_it_are_warned_of(tmp_path):
+    monitor, stream = BoundaryUncertaintyMonitor(n_draws=1, max_samples=300), DataLoader(Endless(), batch_size=32)
+    with pytest.warns(UserWarning, match="max_steps=8"):
+        fit(tmp_path, monitor, data=stream, max_epochs=-1, max_steps=8)
+    assert planned(monitor.record_path) == (300, 1)
+    assert len(monitor.history) == 1
 
 
 class Recurrent(nn.LSTM):
@@ -143,6 +153,6 @@ def test_samples_that_are_held_are_bounded_unless_so_many_are_asked_for(
 
 def test_a_network_gets_few_large_inputs_at_a_time():
     n_rows, large = [], torch.rand(40, 3, 320, 320, generator=torch.Generator().manual_seed(0))
-    stopper = BoundaryUncertaintyStopper(large, torch.arange(40) % 2, n_neighbors=10, averaging=None)
+    stopper = BoundaryUncertaintyStopper(large, torch.arange(40) % 2, n_neighbors=10, n_draws=1, averaging=None)
     stopper.check(lambda inputs: n_rows.append(len(inputs)) or inputs.flatten(1)[:, :2])
     assert max(n_rows) <= 32

@@ -14,14 +14,10 @@ def check(epoch, score, step=None):
 
 
 def feed(history, scores):
-    """Add the scores of the next epochs, and keep those that are to be saved; their epochs."""
-    saved = []
+    """Add the scores of the next epochs, and keep those that are to be saved."""
     for score in scores:
-        entry = check(len(history.entries), score)
-        if history.add(entry):
+        if history.add(entry := check(len(history.entries), score)):
             history.keep(entry)
-            saved.append(entry["epoch"])
-    return saved
 
 
 @pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
@@ -38,26 +34,6 @@ def test_a_check_that_is_made_again_takes_the_place_of_the_last(again, was_kept)
     assert is_new == (not was_kept and again > 0.5)
     assert history.kept is (entry if was_kept else first)
     assert history.decision.wait == (0 if again > 0.5 else 1)
-
-
-@pytest.mark.parametrize(("is_lost", "then", "saved"), [(False, [0.4, 0.6, 0.95], [4]), (True, [0.05, 0.5], [2, 3])])
-def test_a_kept_check_may_be_lost_and_a_state_says_so(is_lost, then, saved):
-    history, again = History(Settings(patience=9)), History(Settings(patience=9))
-    assert feed(history, [0.1, 0.9]) == [0, 1]
-    if is_lost:
-        history.forget_kept()
-    again.load(history.state_dict(), is_compared=True)
-    for both in (history, again):
-        assert (both.kept is None, both.decision.wait, both.decision.best) == (is_lost, 0, 0.9)
-        assert feed(both, then) == saved
-
-
-def test_a_check_whose_weights_could_not_be_saved_is_not_kept():
-    history = History(Settings())
-    feed(history, [0.5])
-    assert history.add(check(1, 0.9))
-    assert (history.kept["epoch"], history.decision.best) == (0, 0.9)
-    assert feed(history, [0.7]) == [2]
 
 
 @pytest.mark.parametrize(
@@ -83,3 +59,12 @@ def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, i
     feed(history, scores)
     _, said = history.describe_end(history.kept, end, "in the model", is_averaged=is_averaged)
     assert ("longer" in said, "`averaging=None`" in said) == (is_late, is_late and is_averaged)
+
+
+def test_no_best_value_is_sought_before_the_first_epoch_that_counts():
+    history, entries = History(Settings(start_from_epoch=1)), [check(0, 0.9), check(1, 0.5), check(2, 0.7)]
+    found = []
+    for entry in entries:
+        history.add(entry)
+        found.append(history.has_best_value(entry))
+    assert found == [False, True, True]
