@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.functional.checks import as_logits
@@ -188,9 +189,9 @@ def was_one_column(logits: Tensor) -> bool:
     return logits.shape[1] == 2 and logits.any(dim=0).tolist() == [False, True]
 
 
-def as_taken(model: object, inputs: Tensor) -> Tensor:
-    """Copy inputs to the device and precision of a model, if it has these; `forward` may change the copy."""
-    return inputs.to(device_of(model, inputs), dtype_of(model, inputs), copy=True)
+def as_taken(model: object, inputs: Any) -> Any:
+    """Copy one tensor or several to the device and precision of a model, if it has these; it may change the copies."""
+    return pytree.tree_map(lambda part: part.to(device_of(model, part), dtype_of(model, part), copy=True), inputs)
 
 
 def dtype_of(model: object, inputs: Any) -> torch.dtype:
@@ -219,13 +220,4 @@ class PackedNetwork(nn.Module):
         self.network, self.packing = network, packing
 
     def forward(self, packed: Tensor) -> Any:
-        return call(self.network, self.packing.unpack(packed, dtype_of(self.network, torch.empty(0))))
-
-
-def packed_model(model: Any, packing: Packing | None) -> Any:
-    """Wrap a model to take packed inputs; without a packing, return it."""
-    if packing is None:
-        return model
-    if isinstance(model, nn.Module):
-        return PackedNetwork(model, packing)
-    return lambda packed: call(model, packing.unpack(packed))
+        return call(self.network, as_taken(self.network, self.packing.unpack(packed)))

@@ -19,12 +19,13 @@ class Packing:
 
     Indices are integers and truth values of at most two dimensions, and a floating-point mask beside them; all other
     tensors hold numbers. The form is `"rows"` (n, K, L) of indices alone, `"channels"` of images of one size, or
-    `"columns"` (n, D) of all else: first numbers, then indices.
+    `"columns"` (n, D) of all else.
     """
 
-    names: tuple[str, ...]  # path of each tensor in the structure that holds them
+    order: tuple[int, ...]  # place of each tensor in the structure that holds them: numbers come first, then indices
+    names: tuple[str, ...]  # path of each in that structure
     shapes: tuple[torch.Size, ...]  # shape of each in one sample
-    dtypes: tuple[torch.dtype | None, ...]  # None for numbers, which take the dtype of the network
+    dtypes: tuple[torch.dtype | None, ...]  # None for numbers
     form: Literal["rows", "channels", "columns"]
     dtype: torch.dtype  # type of the packed tensor
     spec: Any  # structure that holds the tensors
@@ -42,10 +43,12 @@ class Packing:
             form, dtype = "rows", torch.int64
         elif len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors}) == 1 and tensors[0].ndim == 4:
             form, dtype = "channels", tensors[0].dtype
+        order = tuple(sorted(range(len(tensors)), key=lambda place: are_indices[place]))
         return cls(
-            names=tuple(pytree.keystr(path) for path, _ in paths),
-            shapes=tuple(tensor.shape[1:] for tensor in tensors),
-            dtypes=tuple(part.dtype if is_index else None for part, is_index in zip(tensors, are_indices, strict=True)),
+            order=order,
+            names=tuple(pytree.keystr(paths[place][0]) for place in order),
+            shapes=tuple(tensors[place].shape[1:] for place in order),
+            dtypes=tuple(tensors[place].dtype if are_indices[place] else None for place in order),
             form=form,
             dtype=dtype,
             spec=spec,
@@ -53,44 +56,45 @@ class Packing:
 
     def pack(self, tree: Any) -> Tensor:
         """Pack the tensors of `tree`, which have the packing's shapes and types, into one tensor (n, ...)."""
-        tensors: list[Tensor] = [tensor.to(self.dtype) for tensor in pytree.tree_leaves(tree)]
+        leaves = pytree.tree_leaves(tree)
+        tensors = [leaves[place].to(self.dtype) for place in self.order]
         if self.form == "rows":
             longest = max(shape[0] for shape in self.shapes)
             return torch.stack([pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors], 1)
         if self.form == "columns":
-            tensors = [tensors[k].reshape(len(tensors[k]), -1) for k in self._order]
+            tensors = [tensor.reshape(len(tensor), -1) for tensor in tensors]
         return torch.cat(tensors, dim=1)
 
-    def unpack(self, packed: Tensor, dtype: torch.dtype | None = None) -> Any:
-        """Restore the tensors; numbers are in `dtype`, or in that of `packed`."""
+    def unpack(self, packed: Tensor) -> Any:
+        """Restore the tensors; numbers have the dtype of `packed`."""
+        parts = zip(self.order, self._split(packed), self.dtypes, strict=True)
+        by_place = {place: part.contiguous().to(dtype or packed.dtype) for place, part, dtype in parts}
+        return pytree.tree_unflatten([by_place[place] for place in range(len(by_place))], self.spec)
+
+    def numbers(self, packed: Tensor) -> list[Tensor]:
+        """The tensors that hold numbers, (n, ...) each."""
+        return self._split(packed)[: self.dtypes.count(None)]
+
+    def _split(self, packed: Tensor) -> list[Tensor]:
         if self.form == "rows":
-            parts = [packed[:, k, : shape[0]] for k, shape in enumerate(self.shapes)]
-        else:
-            sizes = [shape[0] if self.form == "channels" else shape.numel() for shape in self.shapes]
-            split = packed.split([sizes[k] for k in self._order], dim=1)
-            parts = [part for _, part in sorted(zip(self._order, split, strict=True), key=lambda pair: pair[0])]
-        tensors = [
-            part.reshape(len(packed), *shape).contiguous().to(own or dtype or packed.dtype)
-            for part, shape, own in zip(parts, self.shapes, self.dtypes, strict=True)
-        ]
-        return pytree.tree_unflatten(tensors, self.spec)
+            return [packed[:, k, : shape[0]] for k, shape in enumerate(self.shapes)]
+        sizes = [shape[0] if self.form == "channels" else shape.numel() for shape in self.shapes]
+        parts = zip(packed.split(sizes, dim=1), self.shapes, strict=True)
+        return [part.reshape(len(packed), *shape) for part, shape in parts]
 
     def __str__(self) -> str:
         shapes = (", ".join(map(str, ("n", *shape))) for shape in self.shapes)
         return ", ".join(f"{name} of shape ({shape})" for name, shape in zip(self.names, shapes, strict=True))
 
     @property
-    def shapes_of_numbers(self) -> list[torch.Size]:
-        return [shape for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is None]
-
-    @property
     def n_numbers(self) -> int:
-        return sum(shape.numel() for shape in self.shapes_of_numbers)
+        """Numbers of a sample."""
+        return sum(shape.numel() for shape in self.shapes[: self.dtypes.count(None)])
 
     @property
     def n_rows_of_indices(self) -> int:
         """Number of rows of equal length among the indices, such as ids and their mask; 1 for other shapes."""
-        lengths = [shape.numel() for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is not None]
+        lengths = [shape.numel() for shape in self.shapes[self.dtypes.count(None) :]]
         return len(lengths) if len(set(lengths)) == 1 and lengths[0] > 1 else 1
 
     @property
@@ -101,11 +105,6 @@ class Packing:
     @property
     def has_indices(self) -> bool:
         return any(self.dtypes)
-
-    @property
-    def _order(self) -> list[int]:
-        """Places of the tensors in the order of the columns."""
-        return sorted(range(len(self.dtypes)), key=lambda k: self.dtypes[k] is not None)
 
 
 def as_inputs(inputs: Any, name: str) -> Any:

@@ -16,8 +16,9 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName, may_use_module
 from bu_torch.internal.inputs import as_features, as_labels
-from bu_torch.internal.logits import as_taken, packed_model
+from bu_torch.internal.logits import PackedNetwork, as_taken
 from bu_torch.internal.packing import Packing
+from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import MixedMove, Readings, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again, with_readings
@@ -163,7 +164,9 @@ def prepare_signals(
     _check_classes(samples, warn)
     adapted, space = _settings_for(settings, samples), resumed.get("space")
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
-    signals = make_signals(None if module is None else packed_model(module, samples.packing))
+    if module is not None and samples.packing is not None:
+        module = PackedNetwork(module, samples.packing)
+    signals = make_signals(module)
     uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
     saved = resumed.get("prepared") if has_checks and uses_module else None
     is_comparable = True
@@ -244,11 +247,11 @@ def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tenso
 class _Extractor:
     def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
         self._extractor, self._packing = extractor, packing
-        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
+        self.__self__ = getattr(extractor, "__self__", extractor)
 
     def __call__(self, inputs: Tensor) -> Any:
-        tree = self._packing.unpack(inputs)
-        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))
+        with evaluation_copy(self._extractor) as extractor:
+            return extractor(as_taken(self.__self__, self._packing.unpack(inputs)))
 
 
 def _describe_plan(samples: Samples, plan: Plan) -> str:

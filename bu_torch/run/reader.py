@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from bu_torch.internal.inputs import as_floats
-from bu_torch.internal.logits import as_taken, check_callable, device_of, dtype_of, in_batches, rows_at_once
+from bu_torch.internal.logits import as_taken, check_callable, in_batches, rows_at_once
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import keeps_integers
@@ -40,11 +40,8 @@ class NetworkReader:
         check_callable(network)
 
         def read_batch(batch: Tensor) -> Any:
-            if self.packing is None:
-                return self.forward(network, as_taken(network, batch))
-            dtype = dtype_of(network, torch.empty(0)) if isinstance(network, nn.Module) else None
-            own = batch.to(device_of(network, batch), copy=True)
-            return self.forward(network, self.packing.unpack(own, dtype))
+            taken = batch if self.packing is None else self.packing.unpack(batch)
+            return self.forward(network, as_taken(network, taken))
 
         logits = in_batches(read_batch, inputs, self.n_rows(inputs), self.name, self.settings.output_key)
         return logits.to(inputs.device)
@@ -96,7 +93,7 @@ class NetworkReader:
             return 0
         perturbation, sample = self.settings.perturbation, samples.inputs[:1]
         is_read_again = samples.is_random and may_be_read_again(perturbation)
-        if self.packing is None and not keeps_integers(perturbation) and not is_read_again:
+        if not keeps_integers(perturbation) and not is_read_again:
             sample = as_floats(sample)
         with evaluation_copy(model) as network:
             return count_operations(network, partial(self.read, network, sample))

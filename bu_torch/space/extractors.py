@@ -256,12 +256,8 @@ class MixedFeatures:
 
     def _parts(self, inputs: Tensor) -> list[Tensor]:
         """Features of all numbers, then of each place or of the text."""
-        shapes, rows = self.packing.shapes_of_numbers, self._rows(inputs)
-        columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
-        numbers = [
-            pooled(part.reshape(-1, *shape)).flatten(1) if len(shape) == 3 else part
-            for part, shape in zip(columns, shapes, strict=True)
-        ]
+        rows = self._rows(inputs)
+        numbers = [pooled(part).reshape(len(part), -1) for part in self.packing.numbers(inputs)]
         of_places = [column.unsqueeze(1) == known for column, known in zip(rows.T, self._categories, strict=False)]
         texts = of_places if self._texts is None else [self._texts.transform(rows)]
         return [torch.cat([inputs[:, :0], *numbers], dim=1), *(part.to(inputs.dtype) for part in texts)]
