@@ -158,7 +158,7 @@ class TrainerReader(NetworkReader):
         with misconfigured(UnfitLogitsError, before="`forward`: "):
             super().try_few(model, engine)
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in model.modules())
-        if embeds and self.moves_integers(engine):  # its `forward` must round them
+        if embeds and engine.shared is not None and engine.shared.moves_integers:  # its `forward` must round them
             rank_zero_warn(
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."

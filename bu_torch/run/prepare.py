@@ -19,7 +19,7 @@ from bu_torch.internal.inputs import as_features, as_labels
 from bu_torch.internal.logits import PackedNetwork, as_taken
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import evaluation_copy
-from bu_torch.perturbation.draws import MixedMove, Readings, kind_of
+from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again, with_readings
 from bu_torch.samples.samples import IGNORED, ClassWeight, Samples, class_shares, fewer_of, rare_class
@@ -116,8 +116,7 @@ class SharedPreparation(NamedTuple):
 
     plan: Plan
     packing: Packing | None  # layout of several tensors a sample in one
-    takes_readings: bool  # perturbed samples are further readings
-    are_integers: bool  # samples are integers, before they are perturbed
+    moves_integers: bool  # samples are integers, such as token ids may be, and are moved like numbers
     fingerprint: str  # identifies the samples
     is_comparable: bool  # False if earlier checks of a resumed run were made at other samples
     # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
@@ -187,14 +186,13 @@ def prepare_signals(
     shared = SharedPreparation(
         plan,
         samples.packing,
-        samples.readings is not None,
-        not samples.inputs.is_floating_point(),
+        samples.packing is None and not (samples.inputs.is_floating_point() or keeps_integers(adapted.perturbation)),
         signals.prepared.fingerprint,
         is_comparable and resumed.get("samples") in (None, signals.prepared.fingerprint),
         saved,
         space,
     )
-    for line in _details(signals, takes_readings=shared.takes_readings):
+    for line in _details(signals):
         detail(line)
     if line := signals.metric.prices or _doubt(signals):
         tell(line)
@@ -236,9 +234,10 @@ def _settings_for(settings: Settings, samples: Samples) -> Settings:
 
 def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tensor, *args: Any) -> Tensor:
     """Perturbed samples of a user's function that takes and returns several tensors."""
-    perturbed = perturbation(packing.unpack(inputs), *args)
+    tree = packing.unpack(inputs)
+    expected = [tensor.shape for tensor in pytree.tree_leaves(tree)]
+    perturbed = perturbation(tree, *args)
     shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
-    expected = [torch.Size((len(inputs), *shape)) for shape in packing.shapes]
     if shapes != expected:
         raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
     return packing.pack(perturbed)
@@ -304,10 +303,10 @@ def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
     return {"data": data, "classes": samples.classes, "skills": left_out}
 
 
-def _details(signals: Signals, *, takes_readings: bool) -> Iterator[str]:
+def _details(signals: Signals) -> Iterator[str]:
     """How samples are perturbed, and in which space neighbours are found."""
     boundary = signals.boundary
-    if takes_readings:
+    if isinstance(boundary.perturbation, Readings):
         yield (
             f"Samples have random augmentation, so bu-torch reads each {1 + boundary.n_draws} times: the first reading"
             " is its place among its neighbours, and further readings are perturbed samples. Pass `perturbation=...`"

@@ -76,16 +76,9 @@ class NetworkReader:
         """Say what may help against an error of the network, after a space; "" if nothing is known to help."""
         if "does not require grad" in str(error):
             return " Wrap what needs a gradient in `with torch.enable_grad():`."
-        if self.moves_integers(engine):
+        if engine.shared is not None and engine.shared.moves_integers:
             return " The samples are integers: if they are token ids, pass `perturbation='tokens'`."
         return ""
-
-    def moves_integers(self, engine: Engine) -> bool:
-        """Whether samples are integers, such as token ids may be, and are moved like numbers."""
-        shared = engine.shared
-        if self.packing is not None or shared is None or shared.takes_readings:
-            return False
-        return shared.are_integers and not keeps_integers(self.settings.perturbation)
 
     def operations_of(self, model: object, samples: Samples) -> int:
         """Operations of a pass of one sample; 0 for a model that is no module."""
