@@ -77,6 +77,17 @@ def run(folder, script, n_processes=2, **arguments):
     return codes, said, [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
+def alone_and_together(folder, script, alone, together):
+    """What one process has written with these arguments of the script, and each of two with others."""
+    written = []
+    for n_processes, arguments in ((1, alone), (2, together)):
+        (own := folder / str(n_processes)).mkdir()
+        codes, said, ranks = run(own, script, n_processes, **arguments)
+        assert codes == [0] * n_processes, said
+        written += ranks
+    return written
+
+
 def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_path):
     """The last batch of an epoch is smaller than the others, and its step comes after one with a check."""
     codes, said, (first, second) = run(tmp_path, FIT)
@@ -172,14 +183,8 @@ done(rank, **found)
     ],
 )
 def test_shards_are_averaged_kept_restored_and_resumed_as_in_one_process(tmp_path, way, as_folder):
-    results = []
-    for n_processes, kind in ((1, None), (2, way)):
-        folder = tmp_path / str(n_processes)
-        folder.mkdir()
-        codes, said, ranks = run(folder, SHARDED, n_processes, way=kind, as_folder=as_folder)
-        assert codes == [0] * n_processes, said
-        results += ranks
-    one, *both = results
+    options = {"way": way, "as_folder": as_folder}
+    one, *both = alone_and_together(tmp_path, SHARDED, options | {"way": None}, options)
     for name, fitted in ((name, fitted) for found in both for name, fitted in found.items()):
         assert {**fitted, "kept": 0, "history": 0} == {**one[name], "kept": 0, "history": 0}
         for entry, expected in zip(fitted["history"], one[name]["history"], strict=True):
@@ -187,3 +192,42 @@ def test_shards_are_averaged_kept_restored_and_resumed_as_in_one_process(tmp_pat
         for key, weight in one[name]["kept"].items():
             assert torch.allclose(torch.tensor(fitted["kept"][key]), torch.tensor(weight), atol=1e-5), (name, key)
     assert both[0] == both[1]
+
+
+SHARED = """
+from torch import distributed, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+rank, n = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+torch.manual_seed(0)
+options = {{"n_neighbors": 20, "n_draws": 1, "metric": MulticlassAccuracy(3)}}
+if n > 1:
+    distributed.init_process_group("gloo", rank=rank)
+    options["process_group"] = distributed.group.WORLD
+(inputs, labels), passes = blobs(n=121), []
+stopper = BoundaryUncertaintyStopper(inputs, labels, **options)
+class Counted(nn.Sequential):
+    def forward(self, x):
+        passes.append(len(x))
+        return super().forward(x)
+model = Counted(nn.BatchNorm1d(4), nn.Linear(4, 3))
+model[0].running_mean += rank  # as other samples leave it; the first process's counts
+optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+for _ in range(3):
+    nn.functional.cross_entropy(model[1](inputs), labels).backward()
+    optimizer.step()
+    stopper.check(model)
+stopper.restore(model)
+done(rank, history=stopper.history, kept=stopper.best_epoch, weight=model[1].weight.sum().item(),
+     mean=model[0].running_mean.tolist(), reads=max(passes, default=0) > 1)
+"""
+
+
+def test_the_first_process_of_a_plain_loop_reads_for_both_and_agrees_with_one(tmp_path):
+    alone, first, second = alone_and_together(tmp_path, SHARED, {}, {})
+    assert (first.pop("reads"), second.pop("reads")) == (True, False)
+    assert first == second
+    for shared, entry in zip(first["history"], alone["history"], strict=True):
+        assert shared == pytest.approx(entry, abs=1e-6)
+    assert first["mean"] == alone["mean"] == [0, 0, 0, 0]
+    assert (first["kept"], first["weight"]) == (alone["kept"], pytest.approx(alone["weight"], abs=1e-6))

@@ -1,4 +1,4 @@
-"""Checks of a training as plain numbers: which is kept if one is made again, is lost, or could not be saved."""
+"""Checks of a training as plain numbers: which is kept if one is made again, and what is said at the end."""
 
 import math
 
@@ -11,13 +11,6 @@ from bu_torch.run.settings import Settings
 def check(epoch, score, step=None):
     values = {"accuracy_uncertainty_trust": score, "expected_accuracy": score}
     return {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-
-
-def feed(history, scores):
-    """Add the scores of the next epochs, and keep those that are to be saved."""
-    for score in scores:
-        if history.add(entry := check(len(history.entries), score)):
-            history.keep(entry)
 
 
 @pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
@@ -34,6 +27,20 @@ def test_a_check_that_is_made_again_takes_the_place_of_the_last(again, was_kept)
     assert is_new == (not was_kept and again > 0.5)
     assert history.kept is (entry if was_kept else first)
     assert history.decision.wait == (0 if again > 0.5 else 1)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_kept_check_may_be_lost_and_a_state_says_so_while_patience_continues(is_lost):
+    history, again = History(Settings(patience=9)), History(Settings(patience=9))
+    history.add(best := check(0, 0.9))
+    history.keep(best)
+    if is_lost:
+        history.forget_kept()
+    again.load(history.state_dict(), is_compared=True)
+    for one in (history, again):
+        assert (one.kept is None, one.decision.best) == (is_lost, 0.9)
+        assert one.add(check(1, 0.5)) == is_lost
+        assert (one.decision.wait, one.decision.best) == (1, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,9 @@ def test_where_nothing_is_kept_the_reason_is_named(scores, first, why):
 )
 def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, is_late, is_averaged):
     history, end = History(Settings()), {"reason": "Training ended.", "stopped_epoch": stopped}
-    feed(history, scores)
+    for epoch, score in enumerate(scores):
+        if history.add(entry := check(epoch, score)):
+            history.keep(entry)
     _, said = history.describe_end(history.kept, end, "in the model", is_averaged=is_averaged)
     assert ("longer" in said, "`averaging=None`" in said) == (is_late, is_late and is_averaged)
 
