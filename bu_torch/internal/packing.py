@@ -18,31 +18,33 @@ class Packing:
     """Arrangement of a sample's tensors in one, which is chosen, moved and compared; the network gets its own again.
 
     Indices are integers and truth values of at most two dimensions, and a floating-point mask beside them; all other
-    tensors hold numbers. The form is `"rows"` (n, K, L) of indices alone, `"channels"` of images of one size, or
-    `"columns"` (n, D) of all else.
+    tensors hold numbers. The form is `"rows"` (n, K, L) of indices alone, `"channels"` (n, C, H, W) of images of one
+    size, `"table"` (n, D) of numbers and vectors, or `"mixed"` (n, D) of all else.
     """
 
     order: tuple[int, ...]  # place of each tensor in the structure that holds them: numbers come first, then indices
     names: tuple[str, ...]  # path of each in that structure
     shapes: tuple[torch.Size, ...]  # shape of each in one sample
     dtypes: tuple[torch.dtype | None, ...]  # None for numbers
-    form: Literal["rows", "channels", "columns"]
+    form: Literal["rows", "channels", "table", "mixed"]
     dtype: torch.dtype  # type of the packed tensor
     spec: Any  # structure that holds the tensors
 
     @classmethod
     def of(cls, tree: Any) -> "Packing":
-        """Packing for tensors of one length, in a structure from `as_tree`."""
+        """Packing for tensors of one length, in a structure from `as_inputs`."""
         paths, spec = pytree.tree_flatten_with_path(tree)
         tensors = [tensor for _, tensor in paths]
         rows = {tensor.shape for tensor in tensors if _holds_integers(tensor) and tensor.ndim == 2}
         are_indices = [_holds_integers(part) or (part.shape in rows and _is_mask(part)) for part in tensors]
-        form: Literal["rows", "channels", "columns"] = "columns"
+        form: Literal["rows", "channels", "table", "mixed"] = "mixed"
         dtype = torch.float64 if any(map(exceeds_float32, tensors)) else torch.float32
         if all(are_indices) and all(tensor.ndim == 2 for tensor in tensors):
             form, dtype = "rows", torch.int64
         elif len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors}) == 1 and tensors[0].ndim == 4:
             form, dtype = "channels", tensors[0].dtype
+        elif not any(are_indices) and all(tensor.ndim <= 2 for tensor in tensors):
+            form = "table"
         order = tuple(sorted(range(len(tensors)), key=lambda place: are_indices[place]))
         return cls(
             order=order,
@@ -61,7 +63,7 @@ class Packing:
         if self.form == "rows":
             longest = max(shape[0] for shape in self.shapes)
             return torch.stack([pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors], 1)
-        if self.form == "columns":
+        if self.form != "channels":
             tensors = [tensor.reshape(len(tensor), -1) for tensor in tensors]
         return torch.cat(tensors, dim=1)
 
@@ -96,11 +98,6 @@ class Packing:
         """Number of rows of equal length among the indices, such as ids and their mask; 1 for other shapes."""
         lengths = [shape.numel() for shape in self.shapes[self.dtypes.count(None) :]]
         return len(lengths) if len(set(lengths)) == 1 and lengths[0] > 1 else 1
-
-    @property
-    def is_table(self) -> bool:
-        """Whether all tensors hold numbers, one row a sample."""
-        return not self.has_indices and all(len(shape) <= 1 for shape in self.shapes)
 
     @property
     def has_indices(self) -> bool:

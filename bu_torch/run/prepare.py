@@ -220,14 +220,14 @@ def _settings_for(settings: Settings, samples: Samples) -> Settings:
             f"`perturbation='tokens'` exchanges tokens in rows of integers (n, L), got {packing}. Let `input_key=[...]`"
             " name the rows alone: token ids and their mask."
         )
-    elif perturbation is None and packing.has_indices:
+    elif perturbation is None and packing.form == "rows":
+        perturbation = "tokens"
+    elif perturbation is None and packing.form == "mixed":
         mixed = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
-        perturbation = "tokens" if packing.form == "rows" else mixed
-    elif perturbation is None and not packing.is_table:
-        perturbation = "neighbors"
+        perturbation = mixed if packing.has_indices else "neighbors"
     if callable(extractor):
         extractor = _Extractor(extractor, packing)
-    elif extractor is None and packing.form == "columns" and not packing.is_table:
+    elif extractor is None and packing.form == "mixed":
         extractor = MixedFeatures(packing)
     return replace(settings, perturbation=perturbation, feature_extractor=extractor)
 

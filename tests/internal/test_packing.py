@@ -23,10 +23,10 @@ TREES = {
     "rows of other lengths": ((IDS, IDS[:, :2].int()), "rows", (N, 2, 4)),
     "two images": ((IMAGES, IMAGES[:, :1]), "channels", (N, 3, 5, 5)),
     "bytes": ((IMAGES.mul(255).byte(), IMAGES.mul(9).byte()), "channels", (N, 4, 5, 5)),
-    "numbers and a category": ((IDS[:, 0], NUMBERS), "columns", (N, 4)),
-    "large indices": ({"a": NUMBERS, "b": IDS + 2**40}, "columns", (N, 7)),
-    "all kinds, nested": ({"x": (IMAGES, {"t": NUMBERS}), "ids": IDS, "mask": MASK.bool()}, "columns", (N, 61)),
-    "one tensor by name": ({"x": NUMBERS}, "columns", (N, 3)),
+    "numbers and a category": ((IDS[:, 0], NUMBERS), "mixed", (N, 4)),
+    "large indices": ({"a": NUMBERS, "b": IDS + 2**40}, "mixed", (N, 7)),
+    "all kinds, nested": ({"x": (IMAGES, {"t": NUMBERS}), "ids": IDS, "mask": MASK.bool()}, "mixed", (N, 61)),
+    "one tensor by name": ({"x": NUMBERS}, "table", (N, 3)),
 }
 
 
