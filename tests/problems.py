@@ -7,6 +7,7 @@ from unittest import mock
 
 import lightning.pytorch as pl
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
@@ -155,6 +156,13 @@ def weights_of(module):
 def same(one, other):
     """Whether two sets of weights are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def assert_same_checks(found, expected, abs=1e-6, **options):
+    """Two histories are equal but for rounding."""
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=abs, nan_ok=True, **options)
 
 
 def wide(value):

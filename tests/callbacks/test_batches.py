@@ -5,7 +5,7 @@ from functools import cache, partial
 import lightning.pytorch as pl
 import pytest
 import torch
-from problems import Classifier, blobs, fit_again, loader
+from problems import Classifier, assert_same_checks, blobs, fit_again, loader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,12 +19,6 @@ SCALED = BYTES.float() / 255
 def monitored(folder, module, data, max_epochs=1, **settings):
     monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, **settings)
     return monitor, fit_again(folder, monitor, module=module, data=data, max_epochs=max_epochs)[0]
-
-
-def assert_same_history(first, second):
-    assert len(first.history) == len(second.history) > 0
-    for one, other in zip(first.history, second.history, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
 
 
 # Hooks that transform batches.
@@ -68,14 +62,15 @@ def scaled(tmp_path_factory):
 )
 def test_hooks_that_scale_are_as_data_that_is_scaled(tmp_path, scaled, name, settings):
     given = (hooked(name), loader(BYTES, Y)) if name in HOOKS else (Classifier, DataModule())
-    assert_same_history(monitored(tmp_path, *given, max_epochs=2, **settings)[0], scaled(**settings))
+    found, _ = monitored(tmp_path, *given, max_epochs=2, **settings)
+    assert_same_checks(found.history, scaled(**settings).history, abs=1e-5)
 
 
 def test_reference_pairs_do_not_pass_hooks_and_datasets_do(tmp_path, scaled):
     for reference in ((SCALED, Y), TensorDataset(BYTES, Y)):
         module = hooked("on_after_batch_transfer")
         found, _ = monitored(tmp_path, module, loader(BYTES, Y), max_epochs=2, reference=reference)
-        assert_same_history(found, scaled())
+        assert_same_checks(found.history, scaled().history, abs=1e-5)
 
 
 # What the network gets.

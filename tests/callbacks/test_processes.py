@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from apart import run_apart
+from problems import assert_same_checks
 
 COMMON = """
 import json, os, warnings
@@ -187,8 +188,7 @@ def test_shards_are_averaged_kept_restored_and_resumed_as_in_one_process(tmp_pat
     one, *both = alone_and_together(tmp_path, SHARDED, options | {"way": None}, options)
     for name, fitted in ((name, fitted) for found in both for name, fitted in found.items()):
         assert {**fitted, "kept": 0, "history": 0} == {**one[name], "kept": 0, "history": 0}
-        for entry, expected in zip(fitted["history"], one[name]["history"], strict=True):
-            assert entry == pytest.approx(expected, abs=1e-4)
+        assert_same_checks(fitted["history"], one[name]["history"], abs=1e-4)
         for key, weight in one[name]["kept"].items():
             assert torch.allclose(torch.tensor(fitted["kept"][key]), torch.tensor(weight), atol=1e-5), (name, key)
     assert both[0] == both[1]
@@ -227,7 +227,6 @@ def test_the_first_process_of_a_plain_loop_reads_for_both_and_agrees_with_one(tm
     alone, first, second = alone_and_together(tmp_path, SHARED, {}, {})
     assert (first.pop("reads"), second.pop("reads")) == (True, False)
     assert first == second
-    for shared, entry in zip(first["history"], alone["history"], strict=True):
-        assert shared == pytest.approx(entry, abs=1e-6)
+    assert_same_checks(first["history"], alone["history"])
     assert first["mean"] == alone["mean"] == [0, 0, 0, 0]
     assert (first["kept"], first["weight"]) == (alone["kept"], pytest.approx(alone["weight"], abs=1e-6))

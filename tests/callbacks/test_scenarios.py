@@ -4,7 +4,7 @@ from operator import eq
 
 import pytest
 import torch
-from problems import same
+from problems import assert_same_checks, same
 from scenarios import CHANGING, N_EPOCHS, SCENARIOS, Case
 
 from bu_torch import BoundaryUncertaintyMonitor
@@ -103,9 +103,7 @@ def assert_goes_on(case, path):
     resumed, seen_again, again, _ = case.resumed(path)
     # Lightning loads all precisions into a module of 32 bits, which it then converts.
     tolerance = 1e-5 if case.scenario.options.get("precision") == "64-true" else 0
-    assert len(resumed.history) == len(whole.history)
-    for one, other in zip(resumed.history, whole.history, strict=True):
-        assert one == pytest.approx(other, rel=0, abs=tolerance)
+    assert_same_checks(resumed.history, whole.history, rel=0, abs=tolerance)
     for name in ("best_epoch", "stopped_epoch", "stopping_reason"):
         assert getattr(resumed, name) == getattr(whole, name), name
     for one, other in zip(seen_again, seen[-len(seen_again) :], strict=True):

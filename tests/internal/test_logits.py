@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import blobs
+from problems import assert_same_checks, blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
@@ -34,8 +34,7 @@ def checks_of(n_outputs, function):
     ],
 )
 def test_a_network_that_gives_probabilities_has_the_checks_of_its_logits(n_outputs, function, recwarn):
-    for check, of_logits in zip(checks_of(n_outputs, function), checks_of(n_outputs, torch.clone), strict=True):
-        assert check == pytest.approx(of_logits, abs=1e-4, nan_ok=True)
+    assert_same_checks(checks_of(n_outputs, function), checks_of(n_outputs, torch.clone), abs=1e-4)
     assert not [warning for warning in recwarn if "probabilities" in str(warning.message)]
 
 
@@ -47,5 +46,4 @@ def test_logits_in_the_unit_interval_are_read_as_they_are_with_a_warning():
         checks = checks_of(1, small)
     assert sum("in one column" in str(warning.message) for warning in caught) == 1
     in_two_columns = checks_of(1, lambda logits: torch.cat((torch.zeros_like(logits), small(logits)), dim=1) + 2)
-    for check, expected in zip(checks, in_two_columns, strict=True):
-        assert check == pytest.approx(expected, abs=1e-4, nan_ok=True)
+    assert_same_checks(checks, in_two_columns, abs=1e-4)
