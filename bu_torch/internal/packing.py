@@ -77,6 +77,13 @@ class Packing:
         """The tensors that hold numbers, (n, ...) each."""
         return self._split(packed)[: self.dtypes.count(None)]
 
+    def numbers_and_indices(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers (n, D), and indices (n, K, L): K rows of one length, such as ids and their mask, or one row."""
+        numbers, indices = self.shapes[: self.dtypes.count(None)], self.shapes[self.dtypes.count(None) :]
+        n_numbers, lengths = sum(shape.numel() for shape in numbers), {shape.numel() for shape in indices}
+        n_rows = len(indices) if len(lengths) == 1 and lengths != {1} else 1
+        return packed[:, :n_numbers], packed[:, n_numbers:].reshape(len(packed), n_rows, -1)
+
     def _split(self, packed: Tensor) -> list[Tensor]:
         if self.form == "rows":
             return [packed[:, k, : shape[0]] for k, shape in enumerate(self.shapes)]
@@ -87,17 +94,6 @@ class Packing:
     def __str__(self) -> str:
         shapes = (", ".join(map(str, ("n", *shape))) for shape in self.shapes)
         return ", ".join(f"{name} of shape ({shape})" for name, shape in zip(self.names, shapes, strict=True))
-
-    @property
-    def n_numbers(self) -> int:
-        """Numbers of a sample."""
-        return sum(shape.numel() for shape in self.shapes[: self.dtypes.count(None)])
-
-    @property
-    def n_rows_of_indices(self) -> int:
-        """Number of rows of equal length among the indices, such as ids and their mask; 1 for other shapes."""
-        lengths = [shape.numel() for shape in self.shapes[self.dtypes.count(None) :]]
-        return len(lengths) if len(set(lengths)) == 1 and lengths[0] > 1 else 1
 
     @property
     def has_indices(self) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
-from bu_torch.internal.packing import takes
+from bu_torch.internal.packing import Packing, takes
 from bu_torch.neighbors.graph import distance_among
 from bu_torch.space.extractors import check_tokens, is_pooled
 from bu_torch.space.features import standardization, standardize
@@ -137,14 +137,13 @@ def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -
 class MixedMove:
     """Perturbation of samples with numbers and indices: numbers move toward a neighbour's, indices are exchanged."""
 
-    n_numbers: int  # columns of a sample that hold numbers; the others hold indices
-    n_rows: int  # rows of equal length that the indices form, such as ids and their mask, exchanged in the same places
+    packing: Packing  # rows of its indices are exchanged in the same places
 
     def between(self, inputs: Tensor, others: Tensor, part: Tensor, begin: Tensor) -> Tensor:
         """Perturb `inputs` (n, D) by a fraction `part` (n,) toward `others`; runs of indices begin at `begin` (n,)."""
-        numbers = mixture(inputs[:, : self.n_numbers], others[:, : self.n_numbers], part)
-        own, theirs = (one[:, self.n_numbers :].reshape(len(one), self.n_rows, -1) for one in (inputs, others))
-        return torch.cat((numbers, exchange_run(own, theirs, part, begin).flatten(1)), dim=1)
+        (numbers, indices), (other_numbers, other_indices) = map(self.packing.numbers_and_indices, (inputs, others))
+        exchanged = exchange_run(indices, other_indices, part, begin)
+        return torch.cat((mixture(numbers, other_numbers, part), exchanged.flatten(1)), dim=1)
 
 
 @dataclass(frozen=True, eq=False)

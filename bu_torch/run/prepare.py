@@ -223,8 +223,7 @@ def _settings_for(settings: Settings, samples: Samples) -> Settings:
     elif perturbation is None and packing.form == "rows":
         perturbation = "tokens"
     elif perturbation is None and packing.form == "mixed":
-        mixed = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
-        perturbation = mixed if packing.has_indices else "neighbors"
+        perturbation = MixedMove(packing) if packing.has_indices else "neighbors"
     if callable(extractor):
         extractor = _Extractor(extractor, packing)
     elif extractor is None and packing.form == "mixed":

@@ -263,9 +263,8 @@ class MixedFeatures:
         return [torch.cat([inputs[:, :0], *numbers], dim=1), *(part.to(inputs.dtype) for part in texts)]
 
     def _rows(self, inputs: Tensor) -> Tensor:
-        """Indices; if they form several rows, such as ids and their mask, only the first."""
-        indices = inputs[:, self.packing.n_numbers :].long()
-        return indices[:, : indices.shape[1] // self.packing.n_rows_of_indices]
+        """Indices; if they form several rows, only the first."""
+        return self.packing.numbers_and_indices(inputs)[1][:, 0].long()
 
 
 class LayerFeatures:
