@@ -128,31 +128,18 @@ def test_numbers_move_toward_a_neighbour_and_categories_are_taken_from_it(tmp_pa
     assert N / 2 < n_changed < 2 * N
 
 
-class Reversed(Table):
-    def forward(self, categories, numbers):
-        return super().forward(numbers, categories)
-
-
 class Normed(nn.BatchNorm1d):
     def forward(self, tree):
-        categories, numbers = tree
-        return torch.cat((categories, super().forward(numbers)), 1)
+        return torch.cat((tree["categories"], super().forward(tree["numbers"])), 1)
 
 
 def test_functions_of_ones_own_get_and_give_the_tensors_as_the_network_gets_them(tmp_path):
     def perturbation(tree, distance, generator):
-        assert [tensor.dtype for tensor in tree] == [torch.int64, torch.float32]
-        return tree[0], tree[1] + 100
+        return {"categories": tree["categories"], "numbers": tree["numbers"] + 100}
 
     extractor = Normed(2)
-    run(
-        tmp_path,
-        Reversed,
-        TensorDataset(CATEGORIES, NUMBERS, Y),
-        averaging=None,
-        perturbation=perturbation,
-        feature_extractor=extractor,
-    )
+    data = made(lambda i: {"categories": CATEGORIES[i], "numbers": NUMBERS[i], "labels": Y[i]})
+    run(tmp_path, Table, data, perturbation=perturbation, feature_extractor=extractor)
     numbers, categories = (torch.cat(parts)[-2 * N :] for parts in zip(*GOT, strict=True))
     assert torch.equal(categories, CATEGORIES.repeat(2, 1))
     assert torch.equal(numbers, NUMBERS.repeat(2, 1) + 100)
