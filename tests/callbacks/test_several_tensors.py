@@ -137,12 +137,12 @@ def test_functions_of_ones_own_get_and_give_the_tensors_as_the_network_gets_them
     def perturbation(tree, distance, generator):
         return {"categories": tree["categories"], "numbers": tree["numbers"] + 100}
 
-    extractor = Normed(2)
-    data = made(lambda i: {"categories": CATEGORIES[i], "numbers": NUMBERS[i], "labels": Y[i]})
+    one, five, extractor = CATEGORIES[:, :1], NUMBERS[:, [0, 1, 0, 1, 0]], Normed(5)
+    data = made(lambda i: {"categories": one[i], "numbers": five[i], "labels": Y[i]})
     run(tmp_path, Table, data, perturbation=perturbation, feature_extractor=extractor)
     numbers, categories = (torch.cat(parts)[-2 * N :] for parts in zip(*GOT, strict=True))
-    assert torch.equal(categories, CATEGORIES.repeat(2, 1))
-    assert torch.equal(numbers, NUMBERS.repeat(2, 1) + 100)
+    assert torch.equal(categories, one.repeat(2, 1))
+    assert torch.equal(numbers, five.repeat(2, 1) + 100)
     assert extractor.training
     assert extractor.num_batches_tracked == 0  # a copy ran, in eval mode
 
