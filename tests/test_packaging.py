@@ -76,25 +76,28 @@ def plainly_installed(built, tmp_path_factory):
 
 
 IMPORTED = """
-import sys, bu_torch, bu_torch.callbacks
-from bu_torch import BoundaryUncertaintyStopping
-assert BoundaryUncertaintyStopping is bu_torch.callbacks.BoundaryUncertaintyStopping
-BoundaryUncertaintyStopping()
-print(bu_torch.__file__, bu_torch.callbacks.__file__, sep="\\n")
+import sys
+for folder in sys.argv[1:]:
+    sys.path[0] = folder
+    import bu_torch, bu_torch.callbacks
+    from bu_torch import BoundaryUncertaintyStopping
+    assert BoundaryUncertaintyStopping is bu_torch.callbacks.BoundaryUncertaintyStopping
+    BoundaryUncertaintyStopping()
+    print(bu_torch.__file__, bu_torch.callbacks.__file__, sep="\\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bu_torch"]:
+        del sys.modules[name]
 """
 
 
-@pytest.mark.parametrize("is_beside_a_clone", [False, True])
-def test_a_plain_install_is_imported_and_a_clone_s_root_finds_its_own_callbacks(
-    plainly_installed, tmp_path, is_beside_a_clone
-):
+def test_a_plain_install_is_imported_and_a_clone_s_root_finds_its_own_callbacks(plainly_installed, tmp_path):
     """In a clone the source folder hides the installed package, and the callbacks stand beside it."""
-    if is_beside_a_clone:
-        copy_tree(tmp_path)
+    clone, elsewhere = tmp_path / "clone", tmp_path / "elsewhere"
+    for folder in (clone, elsewhere):
+        folder.mkdir()
+    copy_tree(clone)
     (site,) = plainly_installed.parents[1].glob("lib/python*/site-packages")
-    expected = [tmp_path / "bu_torch", tmp_path / "callbacks"]
-    expected = expected if is_beside_a_clone else [site / "bu_torch", site / "bu_torch" / "callbacks"]
-    found = run(plainly_installed, "-E", "-c", IMPORTED, cwd=tmp_path).stdout.splitlines()
+    expected = [clone / "bu_torch", clone / "callbacks", site / "bu_torch", site / "bu_torch" / "callbacks"]
+    found = run(plainly_installed, "-E", "-c", IMPORTED, clone, elsewhere, cwd=tmp_path).stdout.splitlines()
     assert [Path(file).parent for file in found] == expected
 
 

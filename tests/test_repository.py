@@ -12,7 +12,6 @@ import bu_torch
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
@@ -27,11 +26,6 @@ def test_workflows_pin_their_actions_and_call_the_makefile(file):
     for step in steps:
         command, target, *_ = step["run"].split()
         assert (command, target in targets) == ("make", True), step
-
-
-def test_forms_have_fields_of_text():
-    forms = {file.stem: yaml.safe_load(file.read_text()) for file in FORMS}
-    assert all(field["type"] == "textarea" for form in forms.values() for field in form.get("body", ()))
 
 
 def test_changelog_citation_and_conda_recipe_say_what_pyproject_says():

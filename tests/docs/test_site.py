@@ -79,16 +79,6 @@ def test_each_rule_signal_and_argument_is_on_its_page_and_in_the_docstrings(name
         assert name in place.__doc__, place.__name__
 
 
-def test_readme_is_short_and_begins_with_a_comparison_and_a_short_script():
-    before, quickstart = TEXTS[README].split("## Quickstart")
-    (pair,), (script,) = (
-        re.findall(r"^```python\n(.*?)^```$", part, re.M | re.DOTALL) for part in (before, quickstart)
-    )
-    assert compile(pair, "README.md", "exec")
-    assert compile(script, "README.md", "exec")
-    assert (len(TEXTS[README].splitlines()) <= 125, len(script.splitlines()) <= 45) == (True, True)
-
-
 def test_pictures_are_drawn(load, tmp_path):
     values = load(DOCS / "pictures.py").main(["--smoke", "--folder", str(tmp_path)])
     assert max(values.values()) == list(values.values())[1]  # neither the smooth boundary nor the one by heart

@@ -132,9 +132,8 @@ def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
     assert (stopping.feature_extractor is not None) == bool(options)
 
 
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_two_gaussians_are_best_cut_where_they_meet_and_uncertainty_does_not_tell_what_is_left_out(load, seed):
-    cuts, stripes = load(FOLDER / "two_gaussians.py").main(["--smoke", "--seed", seed])
+def test_two_gaussians_are_best_cut_where_they_meet_and_uncertainty_does_not_tell_what_is_left_out(load):
+    cuts, stripes = load(FOLDER / "two_gaussians.py").main(["--smoke"])
     for name in ("U", "share", "Parzen U", "EA"):
         values = [row[name] for row in cuts.values()]  # from x_0 = -1 to 3
         assert values[:3] == sorted(values[:3])

@@ -138,22 +138,29 @@ TOKENS = torch.randint(9, (60, 12), generator=GENERATOR)
 LABELS = torch.arange(60) % 2
 
 
-def fitted(inputs, perturbation=None):
-    return ParzenUncertainty(10, n_draws=3, perturbation=perturbation, feature_extractor="inputs").fit(inputs, LABELS)
+def fitted(inputs, perturbation=None, **options):
+    options |= {"perturbation": perturbation, "feature_extractor": "inputs"}
+    return ParzenUncertainty(10, n_draws=3, **options).fit(inputs, LABELS)
 
 
 @pytest.mark.parametrize(
     ("inputs", "perturbation"),
-    [(IMAGES, None), (IMAGES.double(), None), (IMAGES.flatten(1), None), (TOKENS, "tokens"), (IMAGES, "random")],
-    ids=["images", "float64", "vectors", "tokens", "held"],
+    [
+        *((images, None) for images in (IMAGES, IMAGES.double(), IMAGES.flatten(1), (255 * IMAGES).byte())),
+        *((IMAGES, move) for move in ("random", lambda x, *_: -x)),
+        *((TOKENS, move) for move in ("tokens", "random")),
+    ],
+    ids=["images", "float64", "vectors", "bytes", "held", "custom", "tokens", "integers"],
 )
-def test_batches_of_any_size_equal_the_whole(inputs, perturbation):
+def test_batches_of_any_size_equal_the_whole_and_samples_follow_where_pairs_are_read_at_them(inputs, perturbation):
     perturbed = fitted(inputs, perturbation).perturbed
     whole = perturbed.whole()
     assert (len(perturbed), perturbed.shape, perturbed.dtype) == (len(whole), whole.shape, whole.dtype)
     for size in (1, 7, 64, 1000):
         assert torch.equal(torch.cat(list(perturbed.split(size))), whole)
     assert torch.equal(torch.cat(list(perturbed.blocks())), whole)
+    with_samples = fitted(inputs, perturbation, pairs_at="sample").perturbed.whole()
+    assert torch.equal(with_samples, torch.cat((whole, inputs.to(whole.dtype))))
 
 
 @pytest.mark.parametrize(
@@ -165,15 +172,3 @@ def test_draws_are_those_of_the_public_functions(inputs, perturbation, move):
     uncertainty, generator = fitted(inputs, perturbation), torch.Generator().manual_seed(0)
     expected = torch.stack([move(inputs, uncertainty.neighbors, generator) for _ in range(3)])
     assert torch.equal(uncertainty.perturbed_inputs, expected)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "perturbation"),
-    [(IMAGES, None), ((255 * IMAGES).byte(), None), (TOKENS, "tokens"), (TOKENS, "random"), (IMAGES, lambda x, *_: -x)],
-    ids=["images", "bytes", "tokens", "integers", "custom"],
-)
-def test_samples_follow_their_moves_where_pairs_are_read_at_them(inputs, perturbation):
-    options = {"perturbation": perturbation, "feature_extractor": "inputs"}
-    perturbed = ParzenUncertainty(10, n_draws=3, pairs_at="sample", **options).fit(inputs, LABELS).perturbed
-    moved = fitted(inputs, perturbation).perturbed
-    assert torch.equal(perturbed.whole(), torch.cat((moved.whole(), inputs.to(moved.dtype))))

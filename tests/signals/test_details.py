@@ -88,20 +88,15 @@ def test_recalls_are_those_of_a_slow_reference(is_weighted):
     torch.testing.assert_close(shares, torch.stack(expected, dim=1).float(), rtol=1e-5, atol=0)
 
 
-def test_recalls_are_sorted_and_those_of_many_classes_left_out(monkeypatch):
-    signals, logits, _ = measured()
+def test_recalls_are_those_of_the_measurement_sorted_and_those_of_many_classes_left_out(monkeypatch):
+    signals, logits, measurement = measured()
+    before = measurement.details()
     favoured = logits + torch.tensor([2.0, 1.0, 0.0])
     recalls = signals.measure(favoured).details().recalls
     assert [one.label for one in recalls] == [2, 1, 0]
+    assert measurement.details() == before  # whatever is measured after it
     monkeypatch.setattr("bu_torch.signals.details.MOST_CLASSES", 2)
     assert signals.measure(favoured).details().recalls == recalls[:2]
-
-
-def test_a_measurement_tells_its_own_details_after_another_one():
-    signals, logits, measurement = measured()
-    alone = signals.measure(logits).details()
-    signals.measure(logits.flip(0))
-    assert measurement.details() == alone
 
 
 def test_a_score_that_cannot_see_is_told_of():
