@@ -94,13 +94,6 @@ def test_a_table_that_is_too_small_for_one_of_the_ways_is_left_out(tmp_path, cap
     assert main([*command, str(tmp_path / "rare.csv")]) == 1
 
 
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    for where in ("empty", "gone.csv"):
-        assert main(["compare", str(tmp_path / where)]) == 1
-        assert str(tmp_path / where) in capsys.readouterr().err
-
-
 def test_costs_are_compared_with_a_threshold_for_each_way(tmp_path, capsys):
     y = torch.arange(240) % 6 == 0
     x = torch.randn(240, 2, generator=torch.Generator().manual_seed(0)) + y.unsqueeze(1)
@@ -111,10 +104,14 @@ def test_costs_are_compared_with_a_threshold_for_each_way(tmp_path, capsys):
     assert header[:2] == ["cost", "bu-torch"]
     assert float(row[-1]) == pytest.approx(10, abs=1)  # an offer to all
     assert all(float(cell) <= 13 for cell in row[1:])  # at 0.5 each network costs 16, an offer to nobody
-    assert main(["compare", str(tmp_path), "--metric", "costs"]) == 1
-    assert "`metric` must be one of 'accuracy'" in capsys.readouterr().err
-    assert main(["compare", str(tmp_path), "--metric", "[[0, 1"]) == 1
-    assert "`metric` cannot be read as a matrix of costs" in capsys.readouterr().err
+
+
+def test_the_command_says_what_is_wrong(tmp_path, capsys):
+    gone = str(tmp_path / "gone.csv")
+    said = {"costs": "`metric` must be one of 'accuracy'", "[[0, 1": "`metric` cannot be read as a matrix of costs"}
+    for where, metric in ((str(tmp_path), "f1"), (gone, "f1"), *((gone, metric) for metric in said)):
+        assert main(["compare", where, "--metric", metric]) == 1
+        assert said.get(metric, where) in capsys.readouterr().err
 
 
 def test_a_metric_needs_each_class_in_the_test_half():

@@ -155,9 +155,3 @@ def test_a_layer_that_gives_no_row_a_sample_is_refused():
     for model, layer in rows:
         with pytest.raises((TypeError, ValueError), match=f"'{layer}'|one row per sample"):
             LayerFeatures(model, layer).transform(torch.randn(10, 4))
-
-
-def test_integers_reach_a_network_that_takes_them():
-    net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
-    tokens = torch.randint(9, (6, 5))
-    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), net[0](tokens))
