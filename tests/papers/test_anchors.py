@@ -145,6 +145,7 @@ class TestCvml:
         values = torch.randn(20, 9, dtype=torch.float64)
         widths = cvml_bandwidth(values)
         torch.testing.assert_close(cvml_bandwidth(values + 7), widths, atol=1e-9, rtol=1e-6)
+        torch.testing.assert_close(cvml_bandwidth(values[3:4]), widths[3:4], atol=1e-12, rtol=1e-12)
         monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 100)
         torch.testing.assert_close(cvml_bandwidth(values), widths, atol=1e-12, rtol=1e-12)
         values[0, 1] = torch.nan
