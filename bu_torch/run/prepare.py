@@ -18,7 +18,6 @@ from bu_torch.estimators.space_choice import SpaceName, may_use_module
 from bu_torch.internal.inputs import as_features, as_labels
 from bu_torch.internal.logits import PackedNetwork, as_taken
 from bu_torch.internal.packing import Packing
-from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again, with_readings
@@ -194,7 +193,7 @@ def prepare_signals(
     )
     for line in _details(signals):
         detail(line)
-    if line := signals.metric.prices or _doubt(signals):
+    for line in filter(None, (signals.metric.prices, _doubt(signals))):
         tell(line)
     return shared, Fitted(signals.to(device), samples.rows, _describe(signals, samples))
 
@@ -225,7 +224,7 @@ def _settings_for(settings: Settings, samples: Samples) -> Settings:
     elif perturbation is None and packing.form == "mixed":
         perturbation = MixedMove(packing) if packing.has_indices else "neighbors"
     if callable(extractor):
-        extractor = _Extractor(extractor, packing)
+        extractor = _packed_extractor(extractor, packing)
     elif extractor is None and packing.form == "mixed":
         extractor = MixedFeatures(packing)
     return replace(settings, perturbation=perturbation, feature_extractor=extractor)
@@ -242,14 +241,26 @@ def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tenso
     return packing.pack(perturbed)
 
 
-class _Extractor:
-    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
-        self._extractor, self._packing = extractor, packing
-        self.__self__ = getattr(extractor, "__self__", extractor)
+def _packed_extractor(extractor: Callable[..., Any], packing: Packing) -> Callable[[Tensor], Any]:
+    if isinstance(getattr(extractor, "__self__", extractor), nn.Module):
+        return _PackedExtractor(extractor, packing)
+    return partial(_extracted, extractor, packing)
 
-    def __call__(self, inputs: Tensor) -> Any:
-        with evaluation_copy(self._extractor) as extractor:
-            return extractor(as_taken(self.__self__, self._packing.unpack(inputs)))
+
+def _extracted(extractor: Callable[..., Any], packing: Packing, inputs: Tensor) -> Any:
+    """Features by a user's function that takes several tensors in one argument."""
+    return extractor(packing.unpack(inputs))
+
+
+class _PackedExtractor(PackedNetwork):
+    """Features by a user's module, or a method of one, that takes several tensors in one argument."""
+
+    def __init__(self, extractor: Any, packing: Packing) -> None:
+        super().__init__(getattr(extractor, "__self__", extractor), packing)
+        self.extractor = extractor  # of a copy, that of the copied module
+
+    def forward(self, packed: Tensor) -> Any:
+        return self.extractor(as_taken(self.network, self.packing.unpack(packed)))
 
 
 def _describe_plan(samples: Samples, plan: Plan) -> str:
