@@ -133,7 +133,7 @@ def block(page, **names):
     code = re.search(r"```python\n(.*?)```", (FOLDER.parents[1] / "docs" / "recipes" / page).read_text(), re.DOTALL)[1]
     names |= {"BoundaryUncertaintyStopping": bu_torch.BoundaryUncertaintyStopping, "LambdaCallback": LambdaCallback}
     names |= {"Classifier": Classifier, "L": L, "loader": loader(*blobs()), "__name__": "__main__"}
-    quick = "max_epochs=4, logger=False, enable_progress_bar=False"
+    quick = "max_epochs=20, logger=False, enable_progress_bar=False"
     exec(code.replace("max_epochs=100", quick), names)  # noqa: S102  (of our own page)
     return names
 
