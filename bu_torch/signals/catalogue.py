@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.functional.boundary import (
-    boundary_weights,
-    half_gap,
-    predicted_probabilities,
-    top_two,
-    uncertainty_along_boundary,
-    uncertainty_between,
-)
+from bu_torch.functional import boundary as formulas
 from bu_torch.functional.checks import mean_of
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 from bu_torch.signals.prepare import Prepared
@@ -28,17 +21,17 @@ class SignalInputs:
     def __init__(self, prepared: Prepared, logits: Tensor, predictions_before: Tensor | None) -> None:
         self.prepared, self.boundary, self.logits = prepared, prepared.boundary, logits
         self.predictions_before = predictions_before  # (D * N,) at the last check; None at the first
-        self.top = top_two(logits)  # (D * N, 2) classes of the two largest logits
+        self.top = formulas.top_two(logits)  # (D * N, 2) classes of the two largest logits
         self.predictions = self.top[:, 0]
         self.pairs = self.boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
         self.columns = self.pairs[:, 0]
         probabilities, weights = self.boundary.probabilities_of_present, self.boundary.repeated_weights
-        self.local_uncertainty = uncertainty_between(probabilities, self.pairs)  # (D * N,) float64
-        self.half_gap = half_gap(logits, self.top)
-        self.kernel = boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
+        self.local_uncertainty = formulas.uncertainty_between(probabilities, self.pairs)  # (D * N,) float64
+        self.half_gap = formulas.half_gap(logits, self.top)
+        self.kernel = formulas.boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
         # Signals that other signals read, float64 scalars; U is NaN if a logit is not finite.
-        self.uncertainty = uncertainty_along_boundary(logits, self.local_uncertainty, self.kernel)
-        self.likely = predicted_probabilities(probabilities, self.columns)  # (D * N,) of the predicted classes
+        self.uncertainty = formulas.uncertainty_along_boundary(logits, self.local_uncertainty, self.kernel)
+        self.likely = formulas.predicted_probabilities(probabilities, self.columns)  # (D * N,) of the predicted classes
         self.accuracy = self.mean_of_samples(self.likely)
         known = self.columns.clamp(max=len(self.boundary.classes))  # the last column stands for all other classes
         self.mean_trust = functional.mean_trust_score(functional.trust_score(prepared.distances, known), weights)

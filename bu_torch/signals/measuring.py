@@ -18,7 +18,7 @@ from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_on
-from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare, prepared_from
+from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare
 
 
 class Signals:
@@ -71,8 +71,7 @@ class Signals:
 
         Arguments and errors are those of `BoundaryUncertainty.fit`.
         """
-        samples = self.boundary.as_samples(features, labels)
-        return self._take(prepare(self.boundary, *samples, sample_weight, self._measured_in))
+        return self._prepare(features, labels, sample_weight)
 
     def state(self) -> dict[str, Any]:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
@@ -88,20 +87,16 @@ class Signals:
         """
         if self._measured_in:
             raise ValueError("`state` must be of signals that have a formula, not of those of the papers.")
-        inputs, labels = self.boundary.as_samples(features, labels)
-        fingerprint = fingerprint_of(self.boundary, inputs, labels, sample_weight)
-        if state["fingerprint"] != fingerprint:
-            raise ValueError("`state` must be of the same samples and settings.")
-        self.boundary.restore(state, inputs, labels, sample_weight)
-        distances = state["left_out_distances"].to(inputs.device)
-        return self._take(prepared_from(self.boundary, inputs, distances, fingerprint))
+        return self._prepare(features, labels, sample_weight, state)
 
-    def _take(self, prepared: Prepared) -> Self:
-        self.prepared, n_classes = prepared, self.boundary.classes.n_classes
+    def _prepare(self, features: Any, labels: Any, sample_weight: Any, state: Mapping[str, Any] | None = None) -> Self:
+        samples = self.boundary.as_samples(features, labels)
+        self.prepared = prepare(self.boundary, *samples, sample_weight, self._measured_in, state)
         self.vote_skill, self.regression_skill = self.boundary.vote_skill, self.boundary.regression_skill
+        n_classes = self.boundary.classes.n_classes
         if self.metric != ACCURACY:
             # The network may have outputs that no label has.
-            check_on(self.metric, prepared.counting_once(max(n_classes, self.metric.n_classes or 0)))
+            check_on(self.metric, self.prepared.counting_once(max(n_classes, self.metric.n_classes or 0)))
         if self.metric.of_counts is not None and n_classes == 2:
             self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         return self

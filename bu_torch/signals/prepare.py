@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -101,30 +101,31 @@ def prepare(
     boundary: BoundaryUncertainty,
     inputs: Tensor,
     labels: Tensor,
-    sample_weight: Any = None,
+    sample_weight: Any,
     measured_in: Collection[str] = (),
+    state: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Fit `boundary` to checked samples, and compute all else that does not depend on the network.
 
-    `measured_in` names modules that bring signals of their own. Warns if labels cannot be predicted, or most samples
-    have copies.
+    `measured_in` names modules that bring signals of their own; with a `state` of `Signals`, nothing is computed again.
+    Warns if labels cannot be predicted, or most samples have copies.
     """
-    points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
-    # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
-    sources = boundary.perturbed.sources
-    if sources is None:
-        sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
-    distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
-    others = tuple(import_module(name).prepare(boundary, points) for name in measured_in)
-    if others:
-        boundary.perturbed = boundary.perturbed.followed_by(inputs)
-    return prepared_from(boundary, inputs, distances, fingerprint_of(boundary, inputs, labels, sample_weight), others)
-
-
-def prepared_from(
-    boundary: BoundaryUncertainty, inputs: Tensor, distances: Tensor, fingerprint: str, others: tuple[Any, ...] = ()
-) -> Prepared:
-    """What a fitted `boundary` and distances (D * N, C) to each class make up; with the warnings of `prepare`."""
+    fingerprint, others = fingerprint_of(boundary, inputs, labels, sample_weight), ()
+    if state is None:
+        points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
+        # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
+        sources = boundary.perturbed.sources
+        if sources is None:
+            sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
+        distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
+        others = tuple(import_module(name).prepare(boundary, points) for name in measured_in)
+        if others:
+            boundary.perturbed = boundary.perturbed.followed_by(inputs)
+    elif state["fingerprint"] != fingerprint:
+        raise ValueError("`state` must be of the same samples and settings.")
+    else:
+        boundary.restore(state, inputs, labels, sample_weight)
+        distances = state["left_out_distances"].to(inputs.device)
     warn_of(boundary, inputs)
     # In column-major memory the nearest class is found in a third of the time.
     padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
