@@ -238,7 +238,7 @@ class BoundaryUncertainty(PerturbedSamples):
                 f" than {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
             )
         chosen = self.perturb(inputs, labels, sample_weight)
-        columns, expected = self.classes.columns(labels), LabelProbabilities(chosen.regression(self.seed))
+        columns, expected = self.classes.columns(labels), LabelProbabilities(chosen.regression)
         return expected.fit(chosen.features, columns, self.neighbors, self.weights), chosen
 
     def state(self) -> dict[str, Any]:

@@ -1,23 +1,13 @@
 """Class probabilities from the training labels: votes of the nearest samples, a kernel regression, their mixture."""
 
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from bu_torch import functional
-from bu_torch.functional.probabilities import (
-    as_probabilities,
-    best_candidate,
-    best_sharpness,
-    first_landmarks,
-    left_out_predictions,
-    mixing_weight,
-    scale_to_shares,
-    shares_of,
-    skill,
-    tangent_kernel,
-)
+from bu_torch.functional import expected_accuracy
+from bu_torch.functional import probabilities as formulas
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.samples import copies, stratified_rows, weights_of
@@ -52,17 +42,15 @@ class LabelVotes:
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         weights = weights_of(labels, None, sample_weight)
-        candidates = (
-            (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
-            for decay in DECAYS
-        )
-        self.decay_, self.left_out = best_candidate(candidates, labels, weights)
+        votes = partial(formulas.label_votes, labels, neighbors, weights=weights)
+        candidates = ((decay, votes(decay, leave_one_out=True)) for decay in DECAYS)
+        self.decay_, self.left_out = formulas.best_candidate(candidates, labels, weights)
         # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
         n_voters = float(neighbors.shape[1] - 1)
         if weights is not None:  # number of voters of equal weight (Kish 1965)
             n_voters *= float(weights.sum().square() / weights.square().sum() / len(weights))
-        self.skill_ = skill(self.left_out, labels, weights, n_voters)
-        self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
+        self.skill_ = formulas.skill(self.left_out, labels, weights, n_voters)
+        self.votes = votes(self.decay_)
         return self
 
 
@@ -115,11 +103,11 @@ class LabelRegression:
         root = points.new_ones(1, dtype=torch.float64) if weights is None else weights.sqrt().unsqueeze(1)
         self._center, self._scale = common_standardization(points)
         self._landmarks = self._spanning_points(standardize(points.double(), self._center, self._scale))  # (L, d)
-        self._shares = shares_of(labels, weights)
+        self._shares = formulas.shares_of(labels, weights)
         targets = (torch.nn.functional.one_hot(labels) - self._shares) * root
         # F'F is the landmarks' kernel times its mean diagonal, with a jitter, because landmarks may coincide. Points
         # with kernel values K (S, L) have coordinates K F^-1, whose products are the kernel over that mean (Nystroem).
-        own = tangent_kernel(self._landmarks, self._landmarks)
+        own = formulas.tangent_kernel(self._landmarks, self._landmarks)
         unit, identity = own.diagonal().mean(), torch.eye(len(own)).to(own)
         for jitter in _JITTERS:
             triangle, info = torch.linalg.cholesky_ex(own / unit + jitter * identity)
@@ -128,13 +116,11 @@ class LabelRegression:
         factor = triangle.T * unit
         basis = torch.cat([_divided(self._kernel(block), factor) for block in self._blocks(points)]).mul_(root)
         products, moments = basis.T @ basis, basis.T @ targets
-        first = first_landmarks(len(own), len(basis))
-        eigenvalues, rotation = torch.linalg.eigh(products[first, first])
-        basis = torch.cat([block[:, first] @ rotation for block in self._blocks(basis)])
-        left_out = left_out_predictions(basis, eigenvalues.clamp(min=0), targets, _PENALTIES)
-        candidates = zip(_PENALTIES, (as_probabilities(one / root + self._shares) for one in left_out), strict=True)
-        self.penalty_, self.left_out = best_candidate(candidates, labels, weights, ends_early=True)
-        self.skill_ = skill(self.left_out, labels, weights)
+        predicted = formulas.left_out_predictions(basis, products, targets, _PENALTIES)
+        left_out = (formulas.as_probabilities(one / root + self._shares) for one in predicted)
+        candidates = zip(_PENALTIES, left_out, strict=True)
+        self.penalty_, self.left_out = formulas.best_candidate(candidates, labels, weights, ends_early=True)
+        self.skill_ = formulas.skill(self.left_out, labels, weights)
         # The hat matrix is K (A'A)^-1 K', with weighted rows; its entries are products of rows of K A^-1.
         inner = torch.linalg.cholesky(products + self.penalty_ * identity)
         self._factor = inner.T @ factor  # A (L, L)
@@ -167,7 +153,7 @@ class LabelRegression:
                 leverage = weight * at_sample.square().sum(dim=1)
                 pull = weight * (at_point * at_sample).sum(dim=1) / (1 - leverage)
                 predicted -= pull.unsqueeze(1) * residual
-            into.copy_(as_probabilities(predicted))
+            into.copy_(formulas.as_probabilities(predicted))
         return probabilities
 
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
@@ -189,7 +175,7 @@ class LabelRegression:
 
     def _kernel(self, points: Tensor) -> Tensor:
         """Kernel (S, L) of points (S, d) and landmarks."""
-        return tangent_kernel(standardize(points.double(), self._center, self._scale), self._landmarks)
+        return formulas.tangent_kernel(standardize(points.double(), self._center, self._scale), self._landmarks)
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
@@ -237,8 +223,8 @@ class LabelProbabilities:
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
         first, second, of_rows, weights, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
-        self.weight_ = float(mixing_weight(first, second, of_rows, weights))
-        self.sharpness_ = best_sharpness(torch.lerp(first, second, self.weight_), of_rows, weights)
+        self.weight_ = float(formulas.mixing_weight(first, second, of_rows, weights))
+        self.sharpness_ = formulas.best_sharpness(torch.lerp(first, second, self.weight_), of_rows, weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         self._labels = labels
         return self
@@ -250,16 +236,16 @@ class LabelProbabilities:
         for rows, others in copies(features, neighbors):
             counts[rows, labels[others]] += weights[others]
         self._copied = copied = counts.sum(dim=1).nonzero().squeeze(1)
-        of_others, own = as_probabilities(counts[copied]).float(), (copied, labels[copied])
+        of_others, own = formulas.as_probabilities(counts[copied]).float(), (copied, labels[copied])
         counts[own] += weights[copied]
-        self._copy_shares = of_others, as_probabilities(counts[copied]).float()
+        self._copy_shares = of_others, formulas.as_probabilities(counts[copied]).float()
         # Only samples that the regression has left out too can judge the weight.
         place = torch.full_like(labels, -1)
         place[self.regression.rows_] = torch.arange(len(self.regression.rows_), device=labels.device)
         is_judge = place[copied] >= 0
         judges = copied[is_judge]
         mixture = torch.lerp(self.votes.left_out[judges], self.regression.left_out[place[judges]], self.weight_)
-        self.copy_weight_ = float(mixing_weight(mixture, of_others[is_judge], labels[judges], weights[judges]))
+        self.copy_weight_ = float(formulas.mixing_weight(mixture, of_others[is_judge], labels[judges], weights[judges]))
 
     def predict_proba(self, perturbed: Any, own: Any = None) -> Tensor:
         """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.
@@ -283,7 +269,7 @@ class LabelProbabilities:
         for draw in probabilities.view(-1, *votes.shape):  # in place: with many draws this is a large tensor
             torch.lerp(votes, draw, self.weight_, out=draw)
             draw[self._copied] = torch.lerp(draw[self._copied], shares, self.copy_weight_)
-        return scale_to_shares(probabilities, shares_of(self._labels, self._weights), repeated)
+        return formulas.scale_to_shares(probabilities, formulas.shares_of(self._labels, self._weights), repeated)
 
     def score(self, perturbed: Any, predictions: Any) -> Tensor:
         """Expected accuracy, float64, of predictions (D * N,), integers >= 0, at perturbed samples (D * N, ...).
@@ -293,4 +279,4 @@ class LabelProbabilities:
         probabilities = self.predict_proba(perturbed)
         predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)
         weights = None if self._weights is None else self._weights.repeat(len(probabilities) // len(self._weights))
-        return functional.expected_accuracy(probabilities, predictions, weights=weights)
+        return expected_accuracy(probabilities, predictions, weights=weights)

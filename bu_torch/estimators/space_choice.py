@@ -180,7 +180,7 @@ def may_use_module(feature_extractor: FeatureExtractor | None, module: nn.Module
 
 
 class ChosenSpace(NamedTuple):
-    """Space of neighbours, and how it was chosen."""
+    """Space of neighbours, how it was chosen, and the regression of the labels that is to be fitted there."""
 
     name: str
     space: FeatureSpace
@@ -188,13 +188,7 @@ class ChosenSpace(NamedTuple):
     features: Tensor  # the samples (N, k) in the space
     points: Tensor  # the same in the metric, if there is one
     skills: dict[str, float]  # of each candidate if there were several
-    trial: MetricTrial | None
-
-    def regression(self, seed: int) -> LabelRegression | MetricRegression:
-        """Regression of the labels on the features, mixed with that in the metric if a trial says so."""
-        if self.trial is not None and (self.metric is not None or self.trial.regression_weight > 0):
-            return MetricRegression(self.trial, self.metric, seed=seed)
-        return LabelRegression(seed=seed, metric=self.metric)
+    regression: LabelRegression | MetricRegression  # takes features of the space
 
 
 def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) -> ChosenSpace:
@@ -203,43 +197,43 @@ def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) ->
     With `learns_metric` a metric is put on it if it is clearly better; a trial says which. Integers that are read again
     may be token ids or numbers, so they are tried as both.
     """
-    asked, known, module = samples.feature_extractor, samples.known_space, samples.module
-    weights, seed, kind = samples.weights, samples.seed, kind_of(samples.perturbation, inputs)
-    is_image = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
+    asked, module, weights, seed = samples.feature_extractor, samples.module, samples.weights, samples.seed
+    kind, is_floating = kind_of(samples.perturbation, inputs), inputs.is_floating_point()
+    is_image = inputs.ndim == 4 and is_floating and inputs.shape[1] <= _MOST_CHANNELS
     base: BaseSpace = "tokens" if kind == "tokens" else "patches" if is_image else "inputs"
     names: tuple[Any, ...] = ("inputs", "patches") if base == "patches" else (base,)
-    if kind == "reading" and not inputs.is_floating_point() and inputs.ndim < 4:
+    if kind == "reading" and not is_floating and inputs.ndim < 4:
         names = ("inputs", "tokens")
-    known = known if known in ("metric", *names) else None  # samples of another kind may be given to a resumed run
+    # Samples of another kind may be given to a resumed run.
+    known = samples.known_space if samples.known_space in ("metric", *names) else None
     is_forced = "metric" in (known, asked)
-    if asked == "module" and module is None:
-        raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
     candidates: dict[str, FeatureSpace] = {}
     if asked in (None, "metric"):
         tried = (base,) if is_forced else names if known is None else (known,)
         candidates = {name: FeatureSpace(name, seed) for name in tried}
     elif asked != "module":
         candidates[samples.space.name] = samples.space
+    elif module is None:
+        raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
     is_open = asked is None and known is None and may_use_module(None, module, inputs)
     if module is not None and (is_open or asked == "module"):
-        takes_integers = keeps_integers(samples.perturbation) and not inputs.is_floating_point()
+        takes_integers = keeps_integers(samples.perturbation) and not is_floating
         of_module = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         candidates["module"] = FeatureSpace(of_module.transform, seed)
-    name, skills, points = next(iter(candidates)), dict[str, float](), None
-    if len(candidates) > 1:
-        name, skills, points = best_space(inputs, labels, candidates, weights=weights, seed=seed)
-    space = candidates[name]
-    points = space.fit_transform(inputs) if points is None else points
+    name, skills, features = best_space(inputs, labels, candidates, weights, seed)
     may_be_better = name == "mixed" or (name == base and asked is None)
-    trial = None
-    if samples.learns_metric and (is_forced or may_be_better) and _is_worth_trying(points, labels):
-        trial = MetricTrial.of(points, labels, weights, seed)
-    is_better = trial is not None and trial.prefers_metric and known in (None, "metric")
-    if not (is_forced or is_better):
-        return ChosenSpace(name, space, None, points, points, skills, trial)
-    metric = LabelMetric(seed=seed).fit(points, labels, weights)
-    skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
-    return ChosenSpace("metric", space, metric, points, metric.transform(points), skills, trial)
+    trial, metric, points, space = None, None, features, candidates[name]
+    if samples.learns_metric and (is_forced or may_be_better) and _is_worth_trying(features, labels):
+        trial = MetricTrial.of(features, labels, weights, seed)
+    if is_forced or (trial is not None and trial.prefers_metric and known is None):
+        metric = LabelMetric(seed=seed).fit(features, labels, weights)
+        points = metric.transform(features)
+        skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
+        name = "metric"
+    regression: LabelRegression | MetricRegression = LabelRegression(seed=seed, metric=metric)
+    if trial is not None and (metric is not None or trial.regression_weight > 0):
+        regression = MetricRegression(trial, metric, seed=seed)
+    return ChosenSpace(name, space, metric, features, points, skills, regression)
 
 
 def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
@@ -251,18 +245,16 @@ def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
 
 
 def best_space(
-    inputs: Tensor,
-    labels: Tensor,
-    candidates: Mapping[str, FeatureSpace],
-    *,
-    weights: Tensor | None = None,
-    seed: int = 0,
-) -> tuple[str, dict[str, float], Tensor | None]:
+    inputs: Tensor, labels: Tensor, candidates: Mapping[str, FeatureSpace], weights: Tensor | None = None, seed: int = 0
+) -> tuple[str, dict[str, float], Tensor]:
     """Choose the candidate in which left-out labels are predicted best, on a random part of the samples.
 
     The first of equally good ones is taken; `"module"` is left out if its features cannot be read. Gives the name, the
-    skill of each, and all samples as points of the chosen space, or None if only a part was compared.
+    skill of each if there are several, and all samples as points of the chosen space, which is fitted to them.
     """
+    if len(candidates) == 1:
+        ((name, space),) = candidates.items()
+        return name, {}, space.fit_transform(inputs)
     n_compared = len(inputs) if len(inputs) <= _ALL_COMPARED else _COMPARED
     rows = stratified_rows(len(inputs), n_compared, seed, labels).to(inputs.device)
     is_whole, counted = len(rows) == len(inputs), None if weights is None else weights[rows]
@@ -280,4 +272,4 @@ def best_space(
         skills[name] = LabelRegression(seed=seed).fit(points, columns, counted).skill_
         if not best or skills[name] > skills[best]:
             best, best_points = name, points
-    return best, skills, best_points if is_whole else None
+    return best, skills, best_points if is_whole else candidates[best].fit_transform(inputs)

@@ -158,22 +158,22 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     return kernel.mul_(norms[0] / (math.pi * ones[0].shape[1])).mul_(norms[1].T)
 
 
-def first_landmarks(n_landmarks: int, n_samples: int) -> slice:
-    """Landmarks that choose a penalty: all samples, or the first half, whose eigenvalues take an eighth of the time.
-
-    With a Cholesky factor C of the landmarks' kernel, the first coordinates in k C'^-1 depend on these alone.
-    """
-    return slice(n_landmarks if n_landmarks == n_samples else -(-n_landmarks // 2))
-
-
 def left_out_predictions(
-    basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalties: Sequence[float]
+    features: Tensor, products: Tensor, targets: Tensor, penalties: Sequence[float]
 ) -> Iterator[Tensor]:
     """Leave-one-out predictions of ridge regression, (N, J) for each penalty, without fitting N times.
+
+    Takes coordinates K C'^-1 (N, L) by L landmarks (Nystroem) and their products (L, L), float64. If the landmarks are
+    not all samples, their first half predicts, and its eigenvalues take an eighth of the time: with a Cholesky factor C
+    of the landmarks' kernel, the first coordinates depend on the first landmarks alone.
 
     With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
     PRESS (Allen 1974). The basis B (N, R) holds the features rotated so that B'B = diag(e); H_ii must be below 1.
     """
+    n_samples, n_landmarks = features.shape
+    first = slice(n_landmarks if n_landmarks == n_samples else -(-n_landmarks // 2))
+    eigenvalues, rotation = torch.linalg.eigh(products[first, first])
+    basis, eigenvalues = features[:, first] @ rotation.to(features), eigenvalues.clamp(min=0).to(features)
     shrinkage = 1 / (eigenvalues.unsqueeze(1) + eigenvalues.new_tensor(penalties))  # (R, P)
     moments = basis.T @ targets
     blocks = basis.split(max(1, _SQUARED_ELEMENTS // max(1, basis.shape[1])))

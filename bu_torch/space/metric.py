@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.probabilities import first_landmarks, left_out_predictions, shares_of
+from bu_torch.functional.probabilities import left_out_predictions, shares_of
 from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.samples.samples import stratified_rows, weights_of
@@ -90,8 +90,7 @@ def kernel_ridge(
     """Coefficients (L, J) of L landmarks by ridge regression, and its penalty.
 
     The function at a point with the kernel values k (L,) is k @ coefficients (Nystroem). Without a penalty, it is the
-    one of 0.001 to 10 whose left-out predictions (`left_out_predictions`) have the smallest squared error. The first
-    half of the landmarks chooses it, if they are not all samples: the eigenvalues of half take an eighth of the time.
+    one of 0.001 to 10 whose left-out predictions (`left_out_predictions`) have the smallest squared error.
 
     Takes the kernel of N points and the landmarks (N, L), 1 at distance 0; the landmarks' `own` (L, L); targets (N, J),
     centred; and weights of the squared errors, (N,) with mean 1. All are of one dtype but the weights.
@@ -105,10 +104,7 @@ def kernel_ridge(
         basis, targets = basis * root, targets * root
     gram = (basis.T @ basis).double()
     if penalty is None:
-        first = first_landmarks(len(own), len(kernel))
-        eigenvalues, rotation = torch.linalg.eigh(gram[first, first])
-        rotated, eigenvalues = basis[:, first] @ rotation.to(kernel), eigenvalues.clamp(min=0).to(kernel)
-        left_out = left_out_predictions(rotated, eigenvalues, targets, _PENALTIES)
+        left_out = left_out_predictions(basis, gram, targets, _PENALTIES)
         errors = [float((targets - one).square().sum()) for one in left_out]
         penalty = _PENALTIES[errors.index(min(errors))]
     factor = torch.linalg.cholesky(gram + penalty * identity)
