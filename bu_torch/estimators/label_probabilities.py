@@ -94,11 +94,9 @@ class LabelRegression:
         points = self._points(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
         weights = weights_of(labels, None, sample_weight)
-        self.rows_ = torch.arange(len(points), device=points.device)
-        if len(points) > self.max_samples:
-            self.rows_ = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
-            points, labels = points[self.rows_], labels[self.rows_]
-            weights = None if weights is None else weights_of(labels, None, weights[self.rows_])
+        self.rows_ = rows = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
+        points, labels = points[rows], labels[rows]
+        weights = None if weights is None else weights_of(labels, None, weights[rows])
         # Least squares with weights is least squares of rows that are multiplied by their roots.
         root = points.new_ones(1, dtype=torch.float64) if weights is None else weights.sqrt().unsqueeze(1)
         self._center, self._scale = common_standardization(points)

@@ -64,15 +64,13 @@ class TrustScore:
             from bu_torch.papers.trust import kept_by
 
             self.kept_ = kept_by(self.filtering, features, labels, self.alpha, self.n_neighbors)
-        rows_of_class = [torch.nonzero((labels == c) & self.kept_).flatten() for c in range(n_classes)]
-        self._classes = [features[rows] for rows in rows_of_class]
-        self.class_sizes_ = torch.tensor([len(members) for members in self._classes], device=features.device)
-        kept = torch.cat(rows_of_class)
-        self._place = torch.full_like(labels, -1)  # among the kept samples, class by class
+        kept = self.kept_.nonzero().squeeze(1)
+        kept = kept[labels[kept].argsort(stable=True)]  # class by class
+        self._members, self.class_sizes_ = features[kept], labels[kept].bincount(minlength=n_classes)
+        self._place = torch.full_like(labels, -1)  # of each sample among these
         self._place[kept] = torch.arange(len(kept), device=features.device)
-        present = torch.bincount(labels, minlength=n_classes) > 0
-        empty = torch.nonzero(present & (self.class_sizes_ == 0)).flatten().tolist()
-        if empty:
+        present = labels.unique()
+        if empty := present[self.class_sizes_[present] == 0].tolist():
             warnings.warn(
                 f"Filtering ({self.filtering!r}, alpha={self.alpha}) left no sample of classes {empty}: they count as"
                 " infinitely far, and predicting them scores 0. A smaller `alpha` keeps them.",
@@ -86,8 +84,8 @@ class TrustScore:
         It is inf for an empty class. `left_out` (n,), or (n, k) for k samples each, are rows of `fit`'s features that
         count as missing for a point (those it was made from, say); None for none.
         """
-        check_fitted(self, "_classes")
-        features = as_flat_features(features, n_features=self._classes[0].shape[1])
+        check_fitted(self, "_members")
+        features = as_flat_features(features, n_features=self._members.shape[1])
         place = None
         if left_out is not None:
             left_out = as_tensor(left_out, "left_out")
@@ -96,9 +94,9 @@ class TrustScore:
             if int(left_out.max()) >= len(self._place):
                 raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
             place = self._place[left_out.to(self._place.device)].view(-1, n_each).to(features.device)
-        distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
+        distances = features.new_full((len(features), len(self.class_sizes_)), math.inf)
         present = self.class_sizes_.nonzero().squeeze(1)
-        groups = [self._classes[label].to(features) for label in present.tolist()]
+        groups = self._members.to(features).split(self.class_sizes_[present].tolist())
         distances[:, present.to(features.device)] = nearest_of_groups(features, groups, place).to(features.dtype)
         return distances
 

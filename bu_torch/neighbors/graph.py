@@ -4,6 +4,7 @@ Candidates are found in float32, by FAISS on the CPU and torch elsewhere, then r
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -74,16 +75,11 @@ def first_positive(features: Tensor, distances: Tensor) -> Tensor:
     """
     positive = torch.where(distances > 0, distances, torch.inf).amin(dim=1)
     left = positive.isinf()
-    if not bool(left.any()):
-        return positive
-    distinct, row = torch.unique(features, dim=0, return_inverse=True)
-    if distinct.shape[0] == 1:
-        return torch.zeros_like(positive)
-    own = row[left].unique()
-    found = nearest(distinct, distinct[own], 1, exclude=own)
-    of_distinct = torch.zeros(distinct.shape[0], dtype=torch.float64, device=features.device)
-    of_distinct[own] = found.distances[:, 0]
-    positive[left] = of_distinct[row[left]]
+    if bool(left.any()):
+        distinct, row = torch.unique(features, dim=0, return_inverse=True)
+        if len(distinct) == 1:
+            return torch.zeros_like(positive)
+        positive[left] = nearest(distinct, features[left], 1, exclude=row[left]).distances[:, 0]
     return positive
 
 
@@ -163,9 +159,9 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
         return Neighbors(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
     base32 = torch.cat([as_searched(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
-    among_all = search = (_faiss_search if base.is_cpu else _torch_search)(base32)
+    among_all = search = _search_of(base32)
     if base.is_cpu and len(base) * len(queries) > _EXACT_PAIRS:
-        search = _search_of_lists(base32)
+        search = _search_of(base32, has_lists=True)
     own = torch.arange(len(queries), device=base.device)
     parts = [Neighbors(base.new_empty((0, k), dtype=torch.float64), own.new_empty((0, k)))]
     for part in own.split(max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))) if len(own) else ():
@@ -183,30 +179,25 @@ def nearest_others(points: Tensor, k: int) -> Neighbors:
     return nearest(points, points, k, exclude=torch.arange(len(points), device=points.device))
 
 
-def _faiss_search(base32: Tensor, index: Any = None) -> _Search:
+def _search_of(base32: Tensor, *, has_lists: bool = False) -> _Search:
+    """Search among all of a base, or with `has_lists` in the nearest of FAISS's inverted lists."""
+    if not base32.is_cpu:
+        return partial(_search_by_torch, base32)
     import faiss
 
-    index = faiss.IndexFlatL2(base32.shape[1]) if index is None else index
+    n_features, n_lists = base32.shape[1], round(_LISTS * len(base32) ** 0.5)
+    index: Any = faiss.IndexFlatL2(n_features)
+    if has_lists:
+        index = faiss.IndexIVFFlat(index, n_features, n_lists)
+        index.cp.niter, index.cp.seed = _STEPS, 0
+        index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, _SAMPLES_OF_A_CENTRE
+        index.train(base32.numpy())
+        index.nprobe = max(1, round(_SEARCHED * n_lists))
     index.add(base32.numpy())
     return lambda queries32, n_candidates: torch.from_numpy(index.search(queries32.numpy(), n_candidates)[1])
 
 
-def _search_of_lists(base32: Tensor) -> _Search:
-    import faiss
-
-    n_features, n_lists = base32.shape[1], round(_LISTS * len(base32) ** 0.5)
-    index: Any = faiss.IndexIVFFlat(faiss.IndexFlatL2(n_features), n_features, n_lists)
-    index.cp.niter, index.cp.seed = _STEPS, 0
-    index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, _SAMPLES_OF_A_CENTRE
-    index.train(base32.numpy())
-    index.nprobe = max(1, round(_SEARCHED * n_lists))
-    return _faiss_search(base32, index)
-
-
-def _torch_search(base32: Tensor) -> _Search:
-    def search(queries32: Tensor, n_candidates: int) -> Tensor:
-        blocks = queries32.split(max(1, 4 * _BLOCK_ELEMENTS // len(base32)))
-        exact = (torch.cdist(block, base32, compute_mode="donot_use_mm_for_euclid_dist") for block in blocks)
-        return torch.cat([distances.topk(n_candidates, largest=False).indices for distances in exact])
-
-    return search
+def _search_by_torch(base32: Tensor, queries32: Tensor, n_candidates: int) -> Tensor:
+    blocks = queries32.split(max(1, 4 * _BLOCK_ELEMENTS // len(base32)))
+    exact = (torch.cdist(block, base32, compute_mode="donot_use_mm_for_euclid_dist") for block in blocks)
+    return torch.cat([distances.topk(n_candidates, largest=False).indices for distances in exact])

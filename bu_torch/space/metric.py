@@ -3,14 +3,13 @@
 Distances then measure the changes of the inputs that change the class.
 """
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from bu_torch.functional.probabilities import left_out_predictions, shares_of
 from bu_torch.internal.global_state import full_precision
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.samples.samples import stratified_rows, weights_of
 
 _ITERATIONS = 2
@@ -37,16 +36,11 @@ class LabelMetric:
     rows_: Tensor  # samples that it was learnt from, (S,) int64
 
     def __init__(self, n_landmarks: int = 500, max_samples: int = 2500, seed: int = 0) -> None:
-        self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
-        self.max_samples = check_integer("max_samples", max_samples, 2)
-        self.seed = check_seed(seed)
+        self.n_landmarks, self.max_samples, self.seed = n_landmarks, max_samples, seed
 
     @full_precision()
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
-        """Learn the metric from features (N, d), finite, and labels (N,), integers >= 0; weights (N,) are positive."""
-        points = as_flat_features(features)
-        labels = as_labels(labels, len(points)).to(points.device)
-        weights = weights_of(labels, None, sample_weight)
+    def fit(self, points: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
+        """Learn the metric from points (N, d), labels (N,), integers >= 0, and weights (N,), positive."""
         self.rows_ = rows = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
         points, labels = points[rows], labels[rows]
         weights = None if weights is None else weights_of(labels, None, weights[rows])
@@ -72,10 +66,8 @@ class LabelMetric:
         return self
 
     @full_precision()
-    def transform(self, features: Any) -> Tensor:
-        """Features (n, d) times the root, (n, d), of their dtype."""
-        check_fitted(self, "root_")
-        points = as_flat_features(features, n_features=len(self.root_))
+    def transform(self, points: Tensor) -> Tensor:
+        """Points (n, d) times the root, (n, d), of their dtype."""
         return points @ self.root_.to(points)
 
 
