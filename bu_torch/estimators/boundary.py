@@ -22,10 +22,9 @@ from bu_torch.internal.inputs import (
 from bu_torch.internal.logits import read_logits, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation import draws
-from bu_torch.perturbation.draws import Perturbation, PerturbedInputs, Readings, kind_of
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import ClassWeight, check_class_weight, weights_of
-from bu_torch.space.extractors import check_tokens
+from bu_torch.space.extractors import as_tokens
 from bu_torch.space.features import FeatureSpace
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
@@ -49,7 +48,7 @@ class PerturbedSamples:
         seed: int = 0,
         *,
         feature_extractor: FeatureExtractor | None = None,
-        perturbation: Perturbation | None = None,
+        perturbation: draws.Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
     ) -> None:
@@ -95,8 +94,8 @@ class PerturbedSamples:
         if self.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
         check_two_classes(labels)
-        if kind_of(self.perturbation, inputs) == "tokens":
-            check_tokens(inputs, "features")
+        if draws.kind_of(self.perturbation, inputs) == "tokens":
+            as_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         chosen = choose_space(self, inputs, labels)
         self.space, self.space_name_, self.skills_ = chosen.space, chosen.name, chosen.skills
@@ -146,7 +145,7 @@ class PerturbedSamples:
         """Move what was fitted, and the perturbed inputs, to `device`, in place."""
         check_fitted(self, "perturbed")
         for name, value in vars(self).items():
-            if isinstance(value, Tensor | PerturbedInputs | PresentClasses):
+            if isinstance(value, Tensor | draws.PerturbedInputs | PresentClasses):
                 setattr(self, name, value.to(device))
         return self
 
@@ -222,7 +221,7 @@ class BoundaryUncertainty(PerturbedSamples):
         self.sharpness = expected.sharpness_
         features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
         # The network is read at another reading of the sample itself, where its own label would reward memorising it.
-        left_out = chosen.features if isinstance(self.perturbation, Readings) else None
+        left_out = chosen.features if isinstance(self.perturbation, draws.Readings) else None
         self.probabilities_of_present = expected.predict_proba(features, left_out)
         self.votes_of_present = expected.votes.votes
         return chosen.points, features if chosen.metric is None else chosen.metric.transform(features)

@@ -50,6 +50,9 @@ class MetricTrial(NamedTuple):
     weights: Tensor | None  # (n,)
     votes: tuple[Tensor, Tensor]  # in the space, in the metric
     regressions: tuple[Tensor, Tensor]
+    vote_skills: tuple[float, float]  # 1 is certain, 0 chance
+    prefers_metric: bool  # the votes are better there by more than a standard error (Brier score)
+    regression_weight: float  # of that in the metric, in [0, 1]; 0 unless the mixture gains more than two such errors
 
     @classmethod
     def of(cls, points: Tensor, labels: Tensor, weights: Tensor | None = None, seed: int = 0) -> Self:
@@ -77,37 +80,21 @@ class MetricTrial(NamedTuple):
                 regression = LabelRegression(_LANDMARKS, seed=seed).fit(space[seen], labels[seen], own)
                 predicted = regression.predict_proba(space[held])
                 regressions[place, held, : predicted.shape[1]] = predicted
-        first, second = (best_candidate(zip(DECAYS, of_space, strict=True), labels, weights)[1] for of_space in votes)
-        return cls(labels, weights, (first, second), (regressions[0], regressions[1]))
+        one_hot = torch.nn.functional.one_hot(labels, n_classes)
 
-    @property
-    def prefers_metric(self) -> bool:
-        """Whether the votes of the nearest are better in the metric by more than a standard error (Brier score)."""
-        return self._is_better(*self.votes, _NEIGHBORS)
+        def is_better(second: Tensor, first: Tensor, n_errors: float) -> bool:
+            distances = [(one - one_hot).double().square().sum(dim=1) for one in (first, second)]
+            gain, error = mean_and_error(distances[0] - distances[1], weights)
+            return bool(gain > n_errors * error)
 
-    @property
-    def vote_skills(self) -> tuple[float, float]:
-        """Skill of the votes in the space and in the metric: 1 is certain, 0 chance."""
-        first, second = (skill(votes, self.labels, self.weights) for votes in self.votes)
-        return first, second
-
-    @property
-    def regression_weight(self) -> float:
-        """Weight in [0, 1] of the regression in the metric beside that in the space.
-
-        It is 0 unless the mixture is better than the regression in the space by more than two standard errors.
-        """
-        weight = float(mixing_weight(*self.regressions, self.labels, self.weights))
-        mixture = torch.lerp(*self.regressions, weight)
-        if not self._is_better(self.regressions[0], mixture, _REGRESSION):
-            return 0.0
-        return 1.0 if weight > _NEARLY_ALL else weight
-
-    def _is_better(self, first: Tensor, second: Tensor, n_errors: float) -> bool:
-        one_hot = torch.nn.functional.one_hot(self.labels, first.shape[1])
-        distances = [(one - one_hot).double().square().sum(dim=1) for one in (first, second)]
-        gain, error = mean_and_error(distances[0] - distances[1], self.weights)
-        return bool(gain > n_errors * error)
+        first, second = (best_candidate(zip(DECAYS, decays, strict=True), labels, weights)[1] for decays in votes)
+        skills = skill(first, labels, weights), skill(second, labels, weights)
+        of_space, of_metric = regressions
+        weight = float(mixing_weight(of_space, of_metric, labels, weights))
+        if not is_better(torch.lerp(of_space, of_metric, weight), of_space, _REGRESSION):
+            weight = 0.0
+        found = skills, is_better(second, first, _NEIGHBORS), 1.0 if weight > _NEARLY_ALL else weight
+        return cls(labels, weights, (first, second), (of_space, of_metric), *found)
 
 
 class MetricRegression:
@@ -157,7 +144,7 @@ class MetricRegression:
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
         """As `LabelRegression.held_out`."""
         if self._untaught is None:
-            labels, counted, of_votes, regressions = self.trial
+            labels, counted, of_votes, regressions, *_ = self.trial
             first, second = of_votes[self.has_votes_in_metric], torch.lerp(*regressions, self.weight_)
         else:
             rows = self.rows_[self._untaught]

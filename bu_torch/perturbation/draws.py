@@ -11,7 +11,7 @@ from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
 from bu_torch.internal.packing import Packing, takes
 from bu_torch.neighbors.graph import distance_among
-from bu_torch.space.extractors import check_tokens, is_pooled
+from bu_torch.space.extractors import as_tokens, is_pooled
 from bu_torch.space.features import standardization, standardize
 
 _NEAREST = 5  # neighbours to choose from
@@ -93,15 +93,13 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
     beside the ids (N, 2, L), such as a mask, are exchanged in the same places. Gives texts of the shape and dtype of
     `tokens`. Raises TypeError or ValueError for other arguments.
     """
-    tokens = as_features(tokens, "tokens", keep_integers=True)
-    check_tokens(tokens)
+    tokens = as_tokens(tokens)
     return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, has_run=True), exchange_run).whole()
 
 
 def keeps_integers(perturbation: Any) -> bool:
     """Whether integer samples stay integers under this perturbation."""
-    is_named = isinstance(perturbation, str) and perturbation in ("tokens", "reading")
-    return is_named or callable(perturbation) or isinstance(perturbation, Readings)
+    return perturbation in ("tokens", "reading") or callable(perturbation) or isinstance(perturbation, Readings)
 
 
 def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
@@ -156,7 +154,6 @@ class Readings:
 PerturbationName = Literal["random", "neighbors", "tokens", "reading", "uniform"]  # the last for the papers alone
 Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove | Readings
 PerturbationKind = PerturbationName | Literal["mixed", "custom"]
-TOWARD_OTHERS = ("neighbors", "tokens", "mixed")  # kinds of perturbation
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 
 
@@ -266,7 +263,7 @@ def draw_perturbed(
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
-    if kind in TOWARD_OTHERS:
+    if kind in ("neighbors", "tokens", "mixed"):
         draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
         if isinstance(perturbation, MixedMove):
             return PerturbedInputs(inputs, _joined(draws), perturbation.between)

@@ -168,7 +168,7 @@ class TokenFeatures:
 
     def fit(self, tokens: Any) -> Self:
         """Find weights and axes of tokens (N, L) or (N, ...); raises TypeError unless they are integers."""
-        flat = _as_tokens(tokens).flatten(1).cpu().long()
+        flat = as_tokens(tokens).flatten(1).cpu().long()
         self._known = flat.unique()
         n_texts = torch.from_numpy(self._counts(flat).getnnz(axis=0))
         is_known = (n_texts >= _LEAST_TEXTS) & (n_texts < len(flat))
@@ -186,7 +186,7 @@ class TokenFeatures:
     def transform(self, tokens: Any) -> Tensor:
         """Features (n, k) of texts (n, ...), float32, on their device; zeros for a text without a known token."""
         check_fitted(self, "_axes")
-        tokens = _as_tokens(tokens)
+        tokens = as_tokens(tokens)
         flat = tokens.flatten(1).cpu().long()
         if not len(self._known):
             return torch.zeros(len(flat), 1, device=tokens.device)
@@ -208,16 +208,12 @@ class TokenFeatures:
         return normalize(self._counts(flat).log1p().multiply(self._weights.numpy()).tocsr())
 
 
-def _as_tokens(tokens: Any) -> Tensor:
-    tokens = as_features(tokens, "tokens", keep_integers=True)
-    check_tokens(tokens)
-    return tokens
-
-
-def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
-    """Raise unless these are integers."""
-    if tokens.is_floating_point() or tokens.is_complex():
+def as_tokens(tokens: Any, name: str = "tokens") -> Tensor:
+    """Token ids as a tensor (N, ...); raises TypeError unless they are integers."""
+    tokens = as_features(tokens, name, keep_integers=True)
+    if tokens.is_floating_point():
         raise TypeError(f"`{name}` must be token ids, integers as `nn.Embedding` takes them, got {tokens.dtype}.")
+    return tokens
 
 
 class MixedFeatures:
