@@ -13,9 +13,11 @@ PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadsc
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
-# What a stranger runs first, as it stands: the script in README and the notebook, each in an empty folder.
+# What a stranger runs first, as it stands: the script in README and the notebook, each in an empty folder. Then the
+# examples and the pictures of the documentation, on less data.
 test-front-door: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/front_door.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m drawn tests/examples tests/docs
 
 # The script in README where nothing is installed but the package itself.
 test-no-extras: .venv-plain/installed
@@ -54,7 +56,7 @@ test-slow: .venv/test
 
 # In an environment of its own, with the oldest versions that are allowed; style is checked with the newest.
 test-oldest: .venv-oldest/test
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL) \
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL) -m "not slow" \
 		--ignore tests/test_style.py --ignore tests/test_packaging.py --ignore tests/docs
 
 .venv-oldest/test: pyproject.toml tests/oldest.txt

@@ -1,6 +1,7 @@
 """The wheel and the imports, away from the repository."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 
 
-def run(*command, cwd=None):
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd)
+def run(*command, **options):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **options)
 
 
 def copy_tree(folder):
@@ -62,64 +63,46 @@ def test_wheel_holds_every_module_the_page_and_the_type_marker(built):
     assert not {name for name in names if name.startswith(("tests", "examples", "benchmarks", "callbacks"))}
 
 
-@pytest.fixture(scope="module")
-def plainly_installed(built, tmp_path_factory):
-    """A Python with the wheel installed, and of all else what is installed here, by a path entry alone."""
-    folder = tmp_path_factory.mktemp("plain") / "env"
-    run(sys.executable, "-m", "venv", folder)
-    python = folder / "bin" / "python"
-    run(python, "-E", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", built[1])
-    (site,) = folder.glob("lib/python*/site-packages")
-    dependencies = "\n".join(path for path in sys.path if path.endswith("site-packages"))
-    (site / "dependencies.pth").write_text(dependencies)  # whose own `.pth` files are not run
-    return python
-
-
-IMPORTED = """
-import sys
-for folder in sys.argv[1:]:
-    sys.path[0] = folder
-    import bu_torch, bu_torch.callbacks
-    from bu_torch import BoundaryUncertaintyStopping
-    assert BoundaryUncertaintyStopping is bu_torch.callbacks.BoundaryUncertaintyStopping
-    BoundaryUncertaintyStopping()
-    print(bu_torch.__file__, bu_torch.callbacks.__file__, sep="\\n")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "bu_torch"]:
-        del sys.modules[name]
-"""
-
-
-def test_a_plain_install_is_imported_and_a_clone_s_root_finds_its_own_callbacks(plainly_installed, tmp_path):
-    """In a clone the source folder hides the installed package, and the callbacks stand beside it."""
-    clone, elsewhere = tmp_path / "clone", tmp_path / "elsewhere"
-    for folder in (clone, elsewhere):
-        folder.mkdir()
-    copy_tree(clone)
-    (site,) = plainly_installed.parents[1].glob("lib/python*/site-packages")
-    expected = [clone / "bu_torch", clone / "callbacks", site / "bu_torch", site / "bu_torch" / "callbacks"]
-    found = run(plainly_installed, "-E", "-c", IMPORTED, clone, elsewhere, cwd=tmp_path).stdout.splitlines()
-    assert [Path(file).parent for file in found] == expected
-
-
-LOOP = """
+PLAIN = """
 import sys, bu_torch
+from importlib.util import find_spec
 print([name for name in ("lightning", "faiss", "plotly", "matplotlib") if name in sys.modules])
 from bu_torch import BoundaryUncertaintyStopper
 import torch
 stopper = BoundaryUncertaintyStopper(torch.randn(100, 3), torch.arange(100) % 2)
 stopper.check(torch.nn.Linear(3, 2))
 print([name for name in ("lightning", "pytorch_lightning", "lightning_utilities") if name in sys.modules])
+for folder in (sys.path[0], sys.argv[1]):
+    sys.path[0] = folder
+    print(find_spec("bu_torch").origin, find_spec("bu_torch.callbacks").origin, sep="\\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bu_torch"]:
+        del sys.modules[name]
 """
 
 
-def test_heavy_packages_are_imported_where_they_are_needed(tmp_path):
-    assert run(sys.executable, "-c", LOOP, cwd=tmp_path).stdout.split() == ["[]", "[]"]
-    for option, said in (("--version", f"bu-torch {bu_torch.__version__}\n"), ("--help", "usage: ")):
-        result = run(sys.executable, "-X", "importtime", "-m", "bu_torch", option, cwd=tmp_path)
-        assert result.stdout.startswith(said)
-        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
-        assert "bu_torch" in loaded
-        assert not loaded & {"torch", "numpy", "lightning", "faiss", "sklearn", "plotly"}
+def test_an_installed_loop_imports_no_lightning_and_a_clone_s_root_finds_its_own_callbacks(built, tmp_path):
+    """In a clone the source folder hides the installed package, and the callbacks stand beside it."""
+    site, clone = tmp_path / "site", tmp_path / "clone"
+    shutil.unpack_archive(built[1], site, "zip")
+    copy_tree(clone)
+    paths = [str(site), *(path for path in sys.path if path.endswith("site-packages"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    said = run(sys.executable, "-S", "-c", PLAIN, clone, cwd=tmp_path, env=environment)  # without what is editable
+    before, after, *found = said.stdout.splitlines()
+    assert (before, after) == ("[]", "[]")
+    expected = [site / "bu_torch", site / "bu_torch" / "callbacks", clone / "bu_torch", clone / "callbacks"]
+    assert [Path(file).parent for file in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--version", f"bu-torch {bu_torch.__version__}\n"), ("--help", "usage: ")]
+)
+def test_the_command_speaks_before_heavy_packages_are_imported(tmp_path, option, said):
+    result = run(sys.executable, "-X", "importtime", "-m", "bu_torch", option, cwd=tmp_path)
+    assert result.stdout.startswith(said)
+    loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
+    assert "bu_torch" in loaded
+    assert not loaded & {"torch", "numpy", "lightning", "faiss", "sklearn", "plotly"}
 
 
 def test_the_oldest_versions_tested_are_the_oldest_allowed():

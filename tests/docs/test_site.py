@@ -79,6 +79,7 @@ def test_each_rule_signal_and_argument_is_on_its_page_and_in_the_docstrings(name
         assert name in place.__doc__, place.__name__
 
 
+@pytest.mark.drawn
 def test_pictures_are_drawn(load, tmp_path):
     values = load(DOCS / "pictures.py").main(["--smoke", "--folder", str(tmp_path)])
     assert max(values.values()) == list(values.values())[1]  # neither the smooth boundary nor the one by heart

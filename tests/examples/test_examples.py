@@ -1,4 +1,4 @@
-"""Each example runs as it stands, on less data, and finds what the papers and this project say."""
+"""Each example runs as it stands, on less data, and finds what the papers and this project say: `pytest -m drawn`."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.drawn
 
 
 def continuum(tables):
