@@ -3,6 +3,7 @@
 Reading leaves no trace: a worker process or a deep copy runs the user's code, and random states are put back.
 """
 
+import copy
 import itertools
 import math
 import sys
@@ -190,28 +191,32 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
         indices, weights = torch.nonzero(is_drawn).flatten().tolist(), sampler.weights[is_drawn].double().cpu()
         if not sampler.replacement or bool((weights == weights[0]).all()):
             weights = None
-    elif isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
+    elif isinstance(sampler, SequentialSampler | RandomSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))
         if isinstance(sampler, SequentialSampler):  # every epoch leaves out the last ones
             n_samples = int(min(n_samples, size * min(n_batches, len(loader))))
         indices = list(range(n_samples))
     else:
         n_most = int(min(n_batches * size, _MOST_INDICES))
+        if hasattr(sampler, "sampler"):  # of a batch sampler of the user's
+            sampler = copy.copy(sampler)
+            sampler.sampler = _undistributed(sampler.sampler)
         one_pass = DataLoader(SamplerPass(sampler, n_most), batch_size=None, collate_fn=list)
         indices = with_batches(one_pass, {"batch_size": None}, seed, next)
         if batches is None and indices and isinstance(indices[0], list | tuple):
             indices, are_lists = _plain(itertools.chain(*indices)), True
-        indices = sorted(set(indices))
+        with suppress(TypeError):  # dicts, say, of a sampler that gives queries, cannot be sorted
+            indices = sorted(set(indices))
     if not indices:
         raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
 
 
 def _undistributed(sampler: Any) -> Any:
-    """The user's own sampler, if Lightning has distributed it among processes."""
+    """The user's own sampler, if Lightning has distributed it among processes, or one of all that they share."""
     while type(sampler).__name__ == "DistributedSamplerWrapper" and hasattr(sampler.dataset, "_sampler"):
         sampler = sampler.dataset._sampler
-    return sampler
+    return RandomSampler(sampler.dataset) if isinstance(sampler, DistributedSampler) else sampler
 
 
 class SamplerPass(IterableDataset[Any]):

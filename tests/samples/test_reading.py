@@ -1,5 +1,6 @@
 """The reader of samples: every kind of dataset, sampler and batch, without a trainer."""
 
+import itertools
 import random
 
 import numpy as np
@@ -116,7 +117,7 @@ def test_a_subset_is_chosen_among_those_read(loader, n_read):
 
 class FirstBatches(BatchSampler):
     def __iter__(self):
-        return iter([list(range(50)), list(range(50, 100))])
+        return itertools.islice(super().__iter__(), 3)
 
 
 def in_batches(sampler):
@@ -135,7 +136,12 @@ VISITED = {
     "a part, distributed by Lightning": ({"sampler": OTHER_PROCESS, "batch_size": 30}, range(5, 95)),
     "its batches": ({"batch_sampler": in_batches(OTHER_PROCESS)}, range(5, 95)),
     "an array": ({"sampler": np.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
-    "a batch sampler that leaves out": ({"batch_sampler": FirstBatches(range(120), 30, False)}, range(100)),
+    "a batch sampler that leaves out": ({"batch_sampler": FirstBatches(range(120), 30, False)}, range(90)),
+    "one that Lightning has distributed": ({"batch_sampler": FirstBatches(OTHER_PROCESS, 30, False)}, range(5, 95)),
+    "one of several processes": (
+        {"batch_sampler": FirstBatches(DistributedSampler(WHOLE, 2, 1), 40, False)},
+        range(120),
+    ),
     "each drawn once": (
         {"sampler": WeightedRandomSampler(OF_PLACE, 120, False), "batch_size": 30},
         range(120),
@@ -177,6 +183,8 @@ def test_indices_need_not_be_numbers():
     assert equal(samples, range(120))
     few = read_samples(DataLoader(by_name, sampler=sorted(by_name)[50:70], batch_size=30), 5)
     assert (len(few.inputs), few.rows.tolist(), few.n_training) == (5, list(range(5)), 20)
+    queries = [{"place": i} for i in range(120)]
+    assert equal(read_samples(DataLoader(Made(lambda query: PAIRS[query["place"]]), sampler=queries)), range(120))
 
 
 @pytest.mark.parametrize("max_samples", [None, 40])
