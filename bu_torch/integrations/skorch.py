@@ -73,6 +73,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
         if self.stopper_ is not None:  # skorch catches Ctrl-C and says nothing of it
             reason = describe_exception(KeyboardInterrupt()) if self.is_within_epoch_ else ""
             conclude(self.stopper_, self.network_ if self.load_best else None, reason)
+            self.stopper_.release()  # a pickled net holds no samples
 
 
 class CalledNetwork(nn.Module):

@@ -128,6 +128,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._is_over &= not args.load_best_model_at_end  # the `Trainer` has loaded its own best model since
         self._finish(args, state, control, **kwargs)
+        self.stopper.release()
 
     def _finish(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the best weights, once; later ones may be the user's."""

@@ -225,6 +225,11 @@ class BoundaryUncertaintyStopper(Results):
             self.judge()
             self.engine.log_summary(place)
 
+    def release(self) -> None:
+        """Free the samples and what was prepared, because no check will follow; results and kept weights stay."""
+        self.engine.release()
+        vars(self).pop("_samples", None)
+
     def judge(self) -> None:
         """Judge what was kept, and record the end, once."""
         if not self.summary:

@@ -1,5 +1,7 @@
 """skorch's own nets."""
 
+import pickle
+
 import pytest
 import torch
 from sklearn.base import clone
@@ -71,7 +73,14 @@ def test_probabilities_of_skorch_s_default_criterion_are_read_as_their_logarithm
 
 def test_samples_that_are_held_out_are_not_read():
     made = fit(stopping(), epochs=1, train_split=skorch.dataset.ValidSplit(4, stratified=False))
-    assert len(of(made)._samples.inputs) == 90
+    assert of(made).engine.shared.plan.n_samples == 90
+
+
+def test_a_pickled_net_holds_the_results_and_no_samples():
+    made = fit(stopping(), epochs=2)
+    pickled = pickle.dumps(made)
+    assert INPUTS[0].tobytes() not in pickled
+    assert of(pickle.loads(pickled)).history == of(made).history  # noqa: S301  (these are our own bytes)
 
 
 def test_options_are_parameters_that_survive_a_copy_and_a_search():
