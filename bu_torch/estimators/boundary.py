@@ -255,11 +255,11 @@ class BoundaryUncertainty(PerturbedSamples):
 
     @property
     def probabilities(self) -> Tensor:
-        return self.classes.expand(self.probabilities_of_present, 0.0).unflatten(0, (-1, len(self.labels)))
+        return self.classes.expand(self.probabilities_of_present).unflatten(0, (-1, len(self.labels)))
 
     @property
     def votes(self) -> Tensor:
-        return self.classes.expand(self.votes_of_present, 0.0)
+        return self.classes.expand(self.votes_of_present)
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits)

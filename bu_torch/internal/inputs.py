@@ -190,13 +190,12 @@ class PresentClasses:
         """Columns of classes, (n,) int64: below C for those present, from C on for all others."""
         return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
 
-    def expand(self, columns: Tensor, fill: float) -> Tensor:
-        """Expand an array (n, C), or wider, to a column for each class, (n, J); absent classes get `fill`."""
-        if len(self) == self.n_classes:
-            return columns[:, : self.n_classes]
-        expanded = columns.new_full((len(columns), self.n_classes), fill)
-        expanded[:, self.classes] = columns[:, : len(self)]
-        return expanded
+    def expand(self, columns: Tensor, n_columns: int | None = None) -> Tensor:
+        """Expand an array (n, C) to a column for each class, (n, J), or to more; classes without samples get 0."""
+        n_columns = self.n_classes if n_columns is None else n_columns
+        if len(self) == n_columns:
+            return columns
+        return columns.new_zeros(len(columns), n_columns).index_copy_(1, self.classes, columns)
 
     def to(self, device: torch.device | str) -> Self:
         """Move the mapping, in place."""

@@ -5,7 +5,7 @@ Candidates are found in float32, by FAISS on the CPU and torch elsewhere, then r
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -54,10 +54,10 @@ class NeighborGraph:
                 f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {n_samples}:"
                 " pass a smaller `n_neighbors`."
             )
-        found = nearest_others(features, self.n_neighbors - 1)
+        distances, rows = nearest_others(features, self.n_neighbors - 1)
         own = torch.arange(n_samples, device=features.device).unsqueeze(1)
-        self.neighbors = torch.cat((own, found.rows), dim=1)
-        self.nearest_distance = first_positive(features, found.distances).to(features.dtype)
+        self.neighbors = torch.cat((own, rows), dim=1)
+        self.nearest_distance = first_positive(features, distances).to(features.dtype)
         return self
 
 
@@ -79,7 +79,7 @@ def first_positive(features: Tensor, distances: Tensor) -> Tensor:
         distinct, row = torch.unique(features, dim=0, return_inverse=True)
         if len(distinct) == 1:
             return torch.zeros_like(positive)
-        positive[left] = nearest(distinct, features[left], 1, exclude=row[left]).distances[:, 0]
+        positive[left] = nearest(distinct, features[left], 1, exclude=row[left])[0].squeeze(1)
     return positive
 
 
@@ -123,19 +123,12 @@ def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]
     return torch.from_numpy(k_means.centroids).to(points.device), float(k_means.obj[-1])  # type: ignore[index]
 
 
-class Neighbors(NamedTuple):
-    """Distances (Q, k), float64, ascending, and rows of the base (Q, k), int64."""
-
-    distances: Tensor
-    rows: Tensor
-
-
-def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = None) -> Neighbors:
+def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The k rows, 1 <= k <= B, of a base (B, d) nearest to queries (Q, d); both float32 or both float64, on one device.
 
-    A search in float32 proposes some more than k candidates, which are ranked by their distances in float64; ties are
-    in order of the rows. `exclude` (Q,) is a row that each query must not find (itself), -1 for none; if fewer than k
-    rows are left, the last distances are inf.
+    Gives distances (Q, k), float64, ascending, and rows (Q, k), int64. A search in float32 proposes some more than k
+    candidates, which are ranked by their distances in float64; ties are in order of the rows. `exclude` (Q,) is a row
+    that each query must not find (itself), -1 for none; if fewer than k rows are left, the last distances are inf.
     """
     n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), len(base))
     centre = base.median(dim=0).values.double()
@@ -144,7 +137,7 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
     def as_searched(points: Tensor) -> Tensor:
         return ((points.double() - centre) / scale).clamp_(-_FARTHEST, _FARTHEST).float()
 
-    def rank(part: Tensor, candidates: Tensor) -> Neighbors:
+    def rank(part: Tensor, candidates: Tensor) -> list[Tensor]:
         """Distances and rows of the k nearest candidates (q, c) to the queries of `part`; -1 is infinitely far."""
         blocks = []
         size = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * base.shape[1]))
@@ -156,25 +149,26 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
             exact = difference.square_().sum(dim=2).sqrt_().masked_fill_(is_left_out, torch.inf)
             exact, order = exact.sort(dim=1, stable=True)
             blocks.append((exact[:, :k], some.gather(1, order[:, :k])))
-        return Neighbors(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
+        return [torch.cat(parts) for parts in zip(*blocks, strict=True)]
 
     base32 = torch.cat([as_searched(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
     among_all = search = _search_of(base32)
     if base.is_cpu and len(base) * len(queries) > _EXACT_PAIRS:
         search = _search_of(base32, has_lists=True)
     own = torch.arange(len(queries), device=base.device)
-    parts = [Neighbors(base.new_empty((0, k), dtype=torch.float64), own.new_empty((0, k)))]
+    parts = [(base.new_empty((0, k), dtype=torch.float64), own.new_empty((0, k)))]
     for part in own.split(max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))) if len(own) else ():
         queries32 = as_searched(queries[part])
         distances, rows = rank(part, search(queries32, n_candidates))
         is_short = distances[:, -1].isinf()
         if search is not among_all and bool(is_short.any()):  # lists that hold few
             distances[is_short], rows[is_short] = rank(part[is_short], among_all(queries32[is_short], n_candidates))
-        parts.append(Neighbors(distances, rows))
-    return Neighbors(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+        parts.append((distances, rows))
+    distances, rows = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return distances, rows
 
 
-def nearest_others(points: Tensor, k: int) -> Neighbors:
+def nearest_others(points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k nearest other points of each of N points (N, d), 1 <= k < N, as by `nearest`."""
     return nearest(points, points, k, exclude=torch.arange(len(points), device=points.device))
 

@@ -124,8 +124,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             chance = torch.rand(len(starts), dtype=torch.float64, generator=generator, device="cpu")
             ends = _partners(first, second, starts, chance)
             points, pairs = self._bisect(model, flat[starts], flat[ends])
-            near = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1)
-            samples = near.rows[:, 0]
+            _, near = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1)
+            samples = near.squeeze(1)
             found.append(Anchors(points, pairs, samples))
             active = code[starts[~is_near[samples]]]
             is_near[samples] = True

@@ -188,9 +188,9 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         raise ValueError(f"`features` must have one row per sample, {len(z)}, got {len(features)}.")
     if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
         raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
-    found = nearest_others(features, n_neighbors)
-    rows = torch.cat((torch.arange(len(z), device=z.device).unsqueeze(1), found.rows), dim=1)
-    distances = torch.nn.functional.pad(found.distances, (1, 0))
+    distances, rows = nearest_others(features, n_neighbors)
+    rows = torch.cat((torch.arange(len(z), device=z.device).unsqueeze(1), rows), dim=1)
+    distances = torch.nn.functional.pad(distances, (1, 0))
     nearest_other, farthest = distances[:, 1:2], distances[:, -1:]
     is_scaled = nearest_other < (1 - 1e-6) * farthest  # others that are all as far count alike
     relative = torch.where(is_scaled, distances / farthest, 0.0)

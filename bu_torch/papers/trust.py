@@ -35,7 +35,7 @@ def _kept_by_density(features: Tensor, labels: Tensor, alpha: float, n_neighbors
         if len(members) < n_neighbors:
             too_small.append(label)
         elif n_neighbors > 1:  # else every radius is 0
-            radius = nearest_others(features[members], n_neighbors - 1).distances[:, -1]
+            radius = nearest_others(features[members], n_neighbors - 1)[0][:, -1]
             kept[members] = radius <= radius.sort().values[len(radius) - math.floor(alpha * len(radius)) - 1]
     if too_small:
         warnings.warn(
@@ -53,9 +53,9 @@ def _kept_by_disagreement(features: Tensor, labels: Tensor, alpha: float, n_neig
             f"`features` must hold more than n_neighbors={n_neighbors} samples to filter by disagreement,"
             f" got {len(features)}."
         )
-    found = nearest_others(features, n_neighbors)
-    disagreement = (labels[found.rows] != labels.unsqueeze(1)).double().mean(dim=1)
-    order = found.distances[:, -1].argsort(stable=True)
+    distances, rows = nearest_others(features, n_neighbors)
+    disagreement = (labels[rows] != labels.unsqueeze(1)).double().mean(dim=1)
+    order = distances[:, -1].argsort(stable=True)
     order = order[disagreement[order].argsort(stable=True)]
     n_removed = min(math.floor(alpha * len(labels)), int((disagreement > 0).sum()))
     kept = torch.ones_like(labels, dtype=torch.bool)

@@ -1,6 +1,6 @@
 """Perturbed samples: moved a little at random, moved toward a near sample, mixed with it, or read again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -78,7 +78,7 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
     inputs and integers beyond 2^24, float32 for all others. Raises TypeError or ValueError for other arguments.
     """
     inputs = as_features(inputs, "inputs")
-    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator), mixture).whole()
+    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator)).whole()
 
 
 def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
@@ -239,7 +239,8 @@ class PerturbedInputs:
             return PerturbedInputs(torch.cat((self.samples, samples.to(self.samples))))
         own = torch.arange(len(samples), device=samples.device)
         unmoved = (own, own, *(how[: len(own)] for how in self._choices[2:]))  # a move toward itself, however far
-        return PerturbedInputs(self.samples, _joined([self._choices, unmoved]), self._move)
+        joined = tuple(map(torch.cat, zip(self._choices, unmoved, strict=True)))
+        return PerturbedInputs(self.samples, joined, self._move)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what is held to `device`, in place."""
@@ -264,10 +265,10 @@ def draw_perturbed(
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
     if kind in ("neighbors", "tokens", "mixed"):
-        draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
+        choices = _choose(inputs, neighbors, generator, n_draws, has_run=kind != "neighbors")
         if isinstance(perturbation, MixedMove):
-            return PerturbedInputs(inputs, _joined(draws), perturbation.between)
-        return PerturbedInputs(inputs, _joined(draws), exchange_run if kind == "tokens" else mixture)
+            return PerturbedInputs(inputs, choices, perturbation.between)
+        return PerturbedInputs(inputs, choices, exchange_run if kind == "tokens" else mixture)
     if isinstance(perturbation, Readings):
         return PerturbedInputs(perturbation.inputs[:n_draws].to(inputs).flatten(0, 1))
     if kind in ("random", "uniform"):
@@ -298,25 +299,22 @@ def _generator_or_default(generator: Any) -> torch.Generator:
 
 
 def _choose(
-    inputs: Tensor, neighbors: Any, generator: torch.Generator | None, *, has_run: bool = False
+    inputs: Tensor, neighbors: Any, generator: torch.Generator | None, n_draws: int = 1, *, has_run: bool = False
 ) -> tuple[Tensor, ...]:
-    """Each sample (N,), one of its neighbours, a fraction of the way, and where a run begins if it `has_run`."""
+    """Each sample (n_draws * N,), one of its neighbours, a part of the way, and where a run begins if it `has_run`."""
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
     check_tensor("neighbors", neighbors, (len(inputs), "M"), inputs.device, below=len(inputs))
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
     generator = _generator_or_default(generator)
     options: dict[str, Any] = {"generator": generator, "device": generator.device}
-    places = 1 + torch.randint(min(_NEAREST, neighbors.shape[1] - 1), (len(inputs),), **options).to(inputs.device)
-    target = neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1)
-    part = _LOW + (_HIGH - _LOW) * torch.rand(len(inputs), **options).to(as_floats(inputs[:1]))
-    choices = torch.arange(len(inputs), device=inputs.device), target, part
-    return (*choices, torch.rand(len(inputs), **options).to(inputs.device)) if has_run else choices
-
-
-def _joined(draws: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The choices of one draw after those of another."""
-    return tuple(torch.cat(parts) for parts in zip(*draws, strict=True))
+    own, draws = torch.arange(len(inputs), device=inputs.device), []
+    for _ in range(n_draws):
+        places = 1 + torch.randint(min(_NEAREST, neighbors.shape[1] - 1), (len(inputs),), **options).to(inputs.device)
+        part = _LOW + (_HIGH - _LOW) * torch.rand(len(inputs), **options).to(as_floats(inputs[:1]))
+        begin = [torch.rand(len(inputs), **options).to(inputs.device)] if has_run else []
+        draws.append((own, neighbors[own, places].long(), part, *begin))
+    return tuple(map(torch.cat, zip(*draws, strict=True)))
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

@@ -153,8 +153,8 @@ class Signals:
         logits = self.boundary.as_class_logits(logits)
         metric.check_columns(logits.shape[1])
         inputs, own = SignalInputs(self.prepared, logits[:n_perturbed], before), logits[n_perturbed:]
-        formulas = {name: SIGNALS[name].formula for name in self.names if name in SIGNALS}
-        values = {name: formula(inputs) for name, formula in formulas.items() if formula is not None}
+        known = [SIGNALS[name] for name in self.names if name in SIGNALS]
+        values = {signal.name: signal.formula(inputs) for signal in known if signal.formula is not None}
         if metric.signal not in values:
             values[metric.signal] = _value_of_own(metric, inputs)
         if THRESHOLD in self.names:

@@ -217,34 +217,29 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
             f"`metric` must tell if larger or smaller is better, got {name}: pass a metric of one number, not one that"
             " wraps, counts or draws."
         )
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
-    if words.replace(" ", "_") in ("cost", *_NAMED):  # a class of the user's, named as one of ours
-        words = f"own {words}"
-    is_binary = any(base.__name__.startswith("Binary") for base in type(metric).__mro__)
-    n_classes = 2 if is_binary else getattr(metric, "num_classes", None)
-    own = {key: value for key, value in vars(metric).items() if not key.startswith("_") and key != "training"}
-    return ExpectedMetric(
-        words.replace(" ", "_"),
-        words,
-        metric.higher_is_better,
-        partial(_drawn, _blank(metric, name), is_binary),
-        settings=repr({key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}),
-        n_classes=n_classes,
-        is_drawn=True,
-    )
-
-
-def _blank(metric: Any, name: str) -> Any:
-    """Copy without what the metric has seen, so that its owner may go on to use it."""
     try:
-        blank = copy.deepcopy(metric)
+        blank = copy.deepcopy(metric)  # its owner may go on to use it
     except Exception as error:  # it may hold predictions with gradients, which cannot be copied
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"`metric` ({name}) cannot be copied ({why}): pass a new one, which saw nothing.") from error
     blank.reset()
     for part in blank.modules():  # one process computes it, while others wait
         part.distributed_available_fn = bool  # False
-    return blank
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
+    if words.replace(" ", "_") in ("cost", *_NAMED):  # a class of the user's, named as one of ours
+        words = f"own {words}"
+    is_binary = any(base.__name__.startswith("Binary") for base in type(metric).__mro__)
+    n_classes = 2 if is_binary else getattr(metric, "num_classes", None)
+    own = {key: value for key, value in vars(metric).items() if isinstance(value, bool | int | float | str)}
+    return ExpectedMetric(
+        words.replace(" ", "_"),
+        words,
+        metric.higher_is_better,
+        partial(_drawn, blank, is_binary),
+        settings=repr({key: value for key, value in own.items() if not key.startswith("_") and key != "training"}),
+        n_classes=n_classes,
+        is_drawn=True,
+    )
 
 
 def _drawn(metric: Any, is_binary: bool, logits: Tensor, probabilities: Tensor, _: Tensor | None) -> Tensor:

@@ -73,10 +73,7 @@ class Prepared:
         They have `n_columns`, (D * N, n_columns), at least the largest label + 1. Sharp ones are as certain as left-out
         labels allow.
         """
-        probabilities, classes = self._sharp if is_sharp else self._plain, self.boundary.classes.classes
-        if n_columns == len(classes):
-            return probabilities
-        return probabilities.new_zeros(len(probabilities), n_columns).index_copy_(1, classes, probabilities)
+        return self.boundary.classes.expand(self._sharp if is_sharp else self._plain, n_columns)
 
     @cached_property
     def _plain(self) -> Tensor:
