@@ -51,6 +51,7 @@ class PerturbedSamples:
         perturbation: draws.Perturbation | None = None,
         class_weight: ClassWeight | None = None,
         module: nn.Module | None = None,
+        known_space: SpaceName | None = None,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
@@ -62,8 +63,7 @@ class PerturbedSamples:
         self.class_weight = check_class_weight(class_weight)
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space = FeatureSpace(extractor, seed, module)
-        self.module = module
-        self.known_space: SpaceName | None = None  # chosen before a run was resumed
+        self.module, self.known_space = module, known_space
         self.weights: Tensor | None = None
         self.space_name_, self.skills_ = "", dict[str, float]()
 
@@ -186,6 +186,7 @@ class BoundaryUncertainty(PerturbedSamples):
             (1 for missing ones), or one weight for each class. The weights of a sampler are given to `fit`.
         module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
             are read in `fit`: useful if it is pretrained.
+        known_space: Space that an earlier fit on these samples has chosen; None to choose.
 
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_Shape = tuple[int | str, ...]  # a str stands for any length
 _INDEX_DTYPES = (torch.int16, torch.int32, torch.int64, torch.uint8, torch.int8)
 
 
@@ -24,17 +25,12 @@ def as_logits(logits: Tensor) -> Tensor:
 
 
 def check_tensor(
-    name: str,
-    value: Tensor,
-    shape: tuple[int | str, ...] | None = None,
-    device: torch.device | None = None,
-    *,
-    below: float | None = None,
+    name: str, value: Tensor, shape: _Shape | None = None, device: torch.device | None = None, *, below: Any = None
 ) -> None:
     """Raise unless `value` is a dense floating-point tensor, or with `below` one of integers in [0, below).
 
-    It has this shape, where a str stands for any length, and device; None allows all. On an accelerator, which would
-    have to be waited for, the range is not checked.
+    It has this shape and device; None allows all. On an accelerator, which would have to be waited for, the range is
+    not checked.
     """
     is_tensor = isinstance(value, Tensor) and value.layout == torch.strided
     if not is_tensor or not (value.is_floating_point() if below is None else value.dtype in _INDEX_DTYPES):

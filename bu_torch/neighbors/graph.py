@@ -1,7 +1,4 @@
-"""Nearest neighbours: clusters of samples, distances from points to groups, and K-means.
-
-Candidates are found in float32, by FAISS on the CPU and torch elsewhere, then ranked in float64.
-"""
+"""Nearest neighbours: clusters of samples, distances from points to groups, and K-means."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -174,7 +171,7 @@ def nearest_others(points: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _search_of(base32: Tensor, *, has_lists: bool = False) -> _Search:
-    """Search among all of a base, or with `has_lists` in the nearest of FAISS's inverted lists."""
+    """Search by FAISS on a CPU, else by torch: among all, or with `has_lists` in the nearest of its inverted lists."""
     if not base32.is_cpu:
         return partial(_search_by_torch, base32)
     import faiss

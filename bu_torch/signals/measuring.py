@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.functional.checks import check_tensor, mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.internal.inputs import check_fitted
@@ -30,9 +29,8 @@ class Signals:
             `"parzen_uncertainty"` and `"omission"`, which read the network at the samples themselves too, after the
             perturbed ones.
         metric: A metric whose expected value is measured: a name as in `Settings`, costs or a `torchmetrics.Metric`.
-        known_space: Space that an earlier fit on these samples has chosen; None to choose.
-        **options: `feature_extractor`, `perturbation`, `class_weight` and `module`, as in `BoundaryUncertainty`; class
-            distances are taken in its space, and the weights count in all signals.
+        **options: `feature_extractor`, `perturbation`, `class_weight`, `module` and `known_space`, as in
+            `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -53,7 +51,6 @@ class Signals:
         *,
         also: Sequence[str] = (),
         metric: Any = "accuracy",
-        known_space: SpaceName | None = None,
         **options: Any,
     ) -> None:
         unknown = [name for name in also if name not in SIGNALS or name in self.NAMES]
@@ -63,7 +60,6 @@ class Signals:
         self.metric = as_metric(metric)
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, self.metric.signal)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
-        self.boundary.known_space = known_space
         self._measured_in = {SIGNALS[name].measured_in for name in also if SIGNALS[name].measured_in}
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:

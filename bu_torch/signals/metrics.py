@@ -174,19 +174,12 @@ def _of_costs(matrix: Any) -> ExpectedMetric:
         raise ValueError(f"`metric` must be a square matrix of costs, got the shape {tuple(costs.shape)}.")
     if not bool(costs.isfinite().all()) or bool((costs == costs[:, :1]).all()):
         raise ValueError(f"`metric` must have finite costs that depend on the prediction, got {costs.tolist()}.")
-    prices, is_binary = costs.tolist(), len(costs) == 2
-    threshold = _implied_threshold(prices) if is_binary else 0.5
-    return ExpectedMetric(
-        "cost",
-        "cost",
-        False,
-        partial(_cost, costs, threshold),
-        settings=prices,
-        of_counts=partial(_negative_cost, prices) if is_binary else None,
-        threshold=threshold,
-        is_at_threshold=is_binary,
-        n_classes=len(costs),
-    )
+    prices, of_two = costs.tolist(), dict[str, Any]()
+    if len(costs) == 2:
+        threshold = _implied_threshold(prices)
+        of_two = {"of_counts": partial(_negative_cost, prices), "threshold": threshold, "is_at_threshold": True}
+    formula = partial(_cost, costs, of_two.get("threshold"))
+    return ExpectedMetric("cost", "cost", False, formula, settings=prices, n_classes=len(costs), **of_two)
 
 
 def _implied_threshold(prices: list[list[float]]) -> float:
@@ -204,9 +197,9 @@ def _negative_cost(
     return -(of_class_0 + of_miss * (positives - hits) + of_hit * hits) / (positives + negatives)
 
 
-def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
+def _cost(costs: Tensor, threshold: float | None, logits: Tensor, probabilities: Tensor, weights: Any) -> Tensor:
     """Cost of the predictions; of two classes by the threshold that the prices imply."""
-    logits = formulas.decided_at(logits, threshold) if len(costs) == 2 else logits
+    logits = logits if threshold is None else formulas.decided_at(logits, threshold)
     return formulas.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
 
@@ -229,17 +222,11 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
     if words.replace(" ", "_") in ("cost", *_NAMED):  # a class of the user's, named as one of ours
         words = f"own {words}"
     is_binary = any(base.__name__.startswith("Binary") for base in type(metric).__mro__)
-    n_classes = 2 if is_binary else getattr(metric, "num_classes", None)
     own = {key: value for key, value in vars(metric).items() if isinstance(value, bool | int | float | str)}
-    return ExpectedMetric(
-        words.replace(" ", "_"),
-        words,
-        metric.higher_is_better,
-        partial(_drawn, blank, is_binary),
-        settings=repr({key: value for key, value in own.items() if not key.startswith("_") and key != "training"}),
-        n_classes=n_classes,
-        is_drawn=True,
-    )
+    options = repr({key: value for key, value in own.items() if not key.startswith("_") and key != "training"})
+    n_classes, formula = 2 if is_binary else getattr(metric, "num_classes", None), partial(_drawn, blank, is_binary)
+    given = words.replace(" ", "_"), words, metric.higher_is_better, formula
+    return ExpectedMetric(*given, settings=options, n_classes=n_classes, is_drawn=True)
 
 
 def _drawn(metric: Any, is_binary: bool, logits: Tensor, probabilities: Tensor, _: Tensor | None) -> Tensor:

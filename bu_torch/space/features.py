@@ -93,16 +93,14 @@ class FeatureSpace:
             return self._features.transform(pooled(inputs) if self.name == "patches" else inputs)
         if self.feature_extractor is None:
             return pooled(inputs).flatten(1)
+        name = "feature_extractor(inputs)"  # in errors
         # A function holds its own reference to the module, so a copy cannot replace it.
         evaluated = nullcontext() if self.module is None else evaluated_in_place(self.module)
         with evaluation_copy(self.feature_extractor) as extractor, evaluated:
             taker = extractor.__self__ if ismethod(extractor) else extractor
             n_rows = min(_BATCH, max(_LEAST_BATCH, _BATCH_ELEMENTS // inputs[0].numel()))
-            parts = [
-                as_tensor(extractor(as_taken(taker, part)), "feature_extractor(inputs)")
-                for part in inputs.split(n_rows)
-            ]
-        features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
+            parts = [as_tensor(extractor(as_taken(taker, part)), name) for part in inputs.split(n_rows)]
+        features = as_flat_features(torch.cat(parts).to(inputs.device), name)
         if len(features) != len(inputs):
             raise ValueError(
                 f"`feature_extractor` must give one row per sample, got {len(features)} for {len(inputs)} samples."

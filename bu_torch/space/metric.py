@@ -1,7 +1,4 @@
-"""Metric learnt from labels, by the average gradient outer product of a regression on them.
-
-Distances then measure the changes of the inputs that change the class.
-"""
+"""Metric that labels teach: distances then measure the changes of the inputs that change the class."""
 
 from typing import Self
 
