@@ -42,7 +42,7 @@ from bu_torch import (
     functional,
     perturb,
 )
-from bu_torch.functional.boundary import (
+from bu_torch.functional.score import (
     boundary_weights,
     half_gap,
     top_two,

@@ -39,8 +39,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertainty, ParzenUncertainty, functional
-from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import index_pairs, sum_by_group
+from bu_torch.papers.parzen import top_pairs
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

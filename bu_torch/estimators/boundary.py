@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bu_torch.estimators.label_probabilities import LabelProbabilities
 from bu_torch.estimators.space_choice import ChosenSpace, FeatureExtractor, SpaceName, choose_space
-from bu_torch.functional import boundary as formulas
+from bu_torch.functional import score as formulas
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.internal.inputs import (
     PresentClasses,

@@ -6,12 +6,12 @@ Formulas that only the papers need are in `bu_torch.papers`, and are found here 
 from importlib import import_module
 from typing import Any
 
-from bu_torch.functional.boundary import boundary_uncertainty
 from bu_torch.functional.probabilities import label_votes
 from bu_torch.functional.score import Attainable as Attainable
 from bu_torch.functional.score import (
     accuracy_uncertainty_trust,
     attainable,
+    boundary_uncertainty,
     expected_accuracy,
     mean_trust_score,
     trust_score,

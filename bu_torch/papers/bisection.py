@@ -6,11 +6,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs, top_two
 from bu_torch.functional.checks import check_choice
+from bu_torch.functional.score import top_two
 from bu_torch.internal.inputs import check_fitted, check_flag, check_integer, check_seed
 from bu_torch.neighbors.graph import nearest
 from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty
+from bu_torch.papers.parzen import top_pairs
 from bu_torch.space.features import standardize
 
 _STEPS_OF_TWO = 20  # i_K of Ha et al. (2021), section 6.10

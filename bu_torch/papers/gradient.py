@@ -7,14 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs, top_two
 from bu_torch.functional.checks import as_logits, check_choice
+from bu_torch.functional.score import top_two
 from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.logits import as_taken, check_callable
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth, boundary_kernel
+from bu_torch.papers.parzen import top_pairs
 
 Gap = Literal["own", "pair"]
 

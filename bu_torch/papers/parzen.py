@@ -9,7 +9,6 @@ import math
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import (
     as_logits,
     check_not_negative,
@@ -19,6 +18,7 @@ from bu_torch.functional.checks import (
     relative_weights,
     sum_by_group,
 )
+from bu_torch.functional.score import top_two
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
 
 
@@ -94,6 +94,11 @@ def local_uncertainty(
     """
     logits, weights = _checked(logits, labels, neighbors, bayes_pairs, predicted_pairs, weights)
     return _local_uncertainty(logits, labels, neighbors, bayes_pairs, predicted_pairs, bandwidth, weights)
+
+
+def top_pairs(scores: Tensor) -> Tensor:
+    """The two classes of largest score in each row (N, J), J >= 2, ascending (N, 2); ties go to the lower class."""
+    return top_two(scores).sort(dim=1).values
 
 
 def mean_of_pairs(

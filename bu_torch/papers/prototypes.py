@@ -7,7 +7,6 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import top_pairs
 from bu_torch.internal.inputs import (
     as_flat_features,
     as_labels,
@@ -17,6 +16,7 @@ from bu_torch.internal.inputs import (
     check_two_classes,
 )
 from bu_torch.neighbors.graph import lloyd, nearest_of_groups
+from bu_torch.papers.parzen import top_pairs
 
 _MAX_SAMPLES = 10_000  # for K-means of one class
 _MOST_PROTOTYPES = 39

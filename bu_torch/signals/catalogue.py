@@ -8,8 +8,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from bu_torch import functional
-from bu_torch.functional import boundary as formulas
+from bu_torch.functional import score as formulas
 from bu_torch.functional.checks import mean_of
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 from bu_torch.signals.prepare import Prepared
@@ -34,7 +33,7 @@ class SignalInputs:
         self.likely = formulas.predicted_probabilities(probabilities, self.columns)  # (D * N,) of the predicted classes
         self.accuracy = self.mean_of_samples(self.likely)
         known = self.columns.clamp(max=len(self.boundary.classes))  # the last column stands for all other classes
-        self.mean_trust = functional.mean_trust_score(functional.trust_score(prepared.distances, known), weights)
+        self.mean_trust = formulas.mean_trust_score(formulas.trust_score(prepared.distances, known), weights)
 
     def mean_of_samples(self, values: Tensor) -> Tensor:
         """Weighted mean of values (D * N,), or (N,)."""
@@ -76,7 +75,7 @@ def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
         return (inputs.accuracy + agreed) / (prepared.attainable.accuracy + prepared.label_weight)
     measured = (inputs.accuracy, inputs.uncertainty, inputs.mean_trust)
     skill = min(max(inputs.boundary.vote_skill, inputs.boundary.regression_skill, 0.0), 1.0)
-    return functional.accuracy_uncertainty_trust(*measured, prepared.attainable, skill)
+    return formulas.accuracy_uncertainty_trust(*measured, prepared.attainable, skill)
 
 
 def _label_agreement(inputs: SignalInputs) -> Tensor:
@@ -85,7 +84,7 @@ def _label_agreement(inputs: SignalInputs) -> Tensor:
 
 def _vote_agreement(inputs: SignalInputs) -> Tensor:
     votes = inputs.boundary.votes_of_present
-    return functional.expected_accuracy(votes, inputs.columns, weights=inputs.boundary.weights)
+    return formulas.expected_accuracy(votes, inputs.columns, weights=inputs.boundary.weights)
 
 
 def _prediction_changes(inputs: SignalInputs) -> Tensor:

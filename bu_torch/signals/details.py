@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import predicted_probabilities
 from bu_torch.functional.checks import index_pairs, sum_by_group
+from bu_torch.functional.score import predicted_probabilities
 from bu_torch.signals.catalogue import SignalInputs
 from bu_torch.signals.prepare import mean_by_rank
 

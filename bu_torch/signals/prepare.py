@@ -13,10 +13,9 @@ from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.trust import TrustScore
-from bu_torch.functional.boundary import largest_uncertainty
 from bu_torch.functional.checks import sum_by_group
 from bu_torch.functional.probabilities import as_probabilities, scale_to_shares
-from bu_torch.functional.score import Attainable, attainable, cost_of_memorising
+from bu_torch.functional.score import Attainable, attainable, cost_of_memorising, largest_uncertainty
 from bu_torch.perturbation.draws import Readings, are_rows, kind_of
 from bu_torch.samples.samples import copies, weights_of
 
