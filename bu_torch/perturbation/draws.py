@@ -321,9 +321,7 @@ def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:
     """The result of a user's perturbation, with the dtype and device of the inputs."""
     if not isinstance(perturbed, Tensor) or perturbed.shape != inputs.shape:
         got = tuple(perturbed.shape) if isinstance(perturbed, Tensor) else type(perturbed).__name__
-        raise ValueError(
-            f"`perturbation` must give a tensor of the shape of the inputs, {tuple(inputs.shape)}, got {got}."
-        )
+        raise ValueError(f"`perturbation` must give a tensor of the shape {tuple(inputs.shape)}, got {got}.")
     if not is_finite(perturbed):
         raise ValueError("`perturbation` must give finite inputs, got NaN or infinity.")
     return perturbed.detach().to(inputs)

@@ -1,7 +1,6 @@
 """Features in which distances are measured: of images, of texts, of numbers with categories, of a network's layer."""
 
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -93,10 +92,15 @@ class PatchFeatures:
         if images.ndim != 4:
             raise ValueError(f"`images` must have shape (N, C, H, W), got {tuple(images.shape)}.")
         generator = torch.Generator().manual_seed(self.seed)
-        size = min(self.size, *images.shape[2:])
+        n_images, _, height, width = images.shape
+        size = min(self.size, height, width)
         spread = float(images.double().std())
         self._center, self._scale = float(images.double().mean()), spread if spread > 0 else 1.0
-        patches = self._draw(self._standardized(images), size, generator)
+        limits = n_images, height - size + 1, width - size + 1
+        draws = [torch.randint(limit, (_SAMPLED,), generator=generator, device="cpu") for limit in limits]
+        which, row, column = (draw.to(images.device) for draw in draws)
+        windows = self._standardized(images).unfold(2, size, 1).unfold(3, size, 1)  # (N, C, rows, columns, size, size)
+        patches = windows[which, :, row, column].flatten(1).double()
         patches = patches - patches.mean(dim=1, keepdim=True)
         patches = patches / (patches.square().mean(dim=1, keepdim=True) + _CONTRAST).sqrt()
         mean = patches.mean(dim=0)
@@ -136,14 +140,6 @@ class PatchFeatures:
 
     def _standardized(self, images: Tensor) -> Tensor:
         return ((images.double() - self._center) / self._scale).float()
-
-    def _draw(self, images: Tensor, size: int, generator: torch.Generator) -> Tensor:
-        n_images, _, height, width = images.shape
-        draw = partial(torch.randint, size=(_SAMPLED, 1, 1), generator=generator, device=generator.device)
-        which, within = draw(n_images), torch.arange(size, device=generator.device)
-        rows, columns = draw(height - size + 1) + within.view(-1, 1), draw(width - size + 1) + within
-        patches = images[which.to(images.device), :, rows.to(images.device), columns.to(images.device)]
-        return patches.movedim(-1, 1).flatten(1).double()
 
 
 class TokenFeatures:

@@ -102,9 +102,7 @@ class FeatureSpace:
             parts = [as_tensor(extractor(as_taken(taker, part)), name) for part in inputs.split(n_rows)]
         features = as_flat_features(torch.cat(parts).to(inputs.device), name)
         if len(features) != len(inputs):
-            raise ValueError(
-                f"`feature_extractor` must give one row per sample, got {len(features)} for {len(inputs)} samples."
-            )
+            raise ValueError(f"`feature_extractor` must give {len(inputs)} rows, one a sample, got {len(features)}.")
         return features
 
 
