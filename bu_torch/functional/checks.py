@@ -111,6 +111,14 @@ def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
     return torch.zeros_like(peak, dtype=torch.int64).index_add_(0, group, fixed).double() * unit
 
 
+def sum_below(values: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Order of ascending values (N,); in it, the mass (N,) or (N, K) of lower values, and of lower and equal ones."""
+    ordered, order = values.sort(stable=True)
+    total = torch.cat((mass.new_zeros(1, *mass.shape[1:]), mass[order].cumsum(dim=0)))
+    first, last = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
+    return order, total[first], total[last]
+
+
 def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct pairs among the rows (N, 2), ascending (P, 2) int64, and the row of each among them (N,)."""
     first, second = pairs.long().unbind(dim=1)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bu_torch.functional.checks import sum_below
+
 _CERTAIN = 1e3  # difference of two logits
 _N_FOLDS = 5
 OfCounts = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # hits, false alarms, positives, negatives -> values
@@ -37,7 +39,7 @@ def expected_auroc(logits: Tensor, probabilities: Tensor, weights: Tensor | None
     """
 
     def area(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        order, below, until = _sorted(scores, negative)
+        order, below, until = sum_below(scores, negative)
         mass = positive[order]
         return _share(torch.dot(mass, (below + until) / 2), mass.sum() * until[-1])
 
@@ -48,7 +50,7 @@ def expected_average_precision(logits: Tensor, probabilities: Tensor, weights: T
     """Mean precision at the scores of the positives, of class 1 of two or on average over several, in [0, 1]."""
 
     def precision(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        order, _, until = _sorted(-scores, torch.stack((positive, negative), dim=1))
+        order, _, until = sum_below(-scores, torch.stack((positive, negative), dim=1))
         hits, alarms = until.unbind(dim=1)
         return _share(torch.dot(positive[order], _share(hits, hits + alarms)), hits[-1])
 
@@ -109,14 +111,6 @@ def _mean_over_classes(of_one: _OfOneClass, logits: Tensor, probabilities: Tenso
     # As precise as those of torchmetrics: equal ones tie on all devices.
     columns = zip(logits.double().softmax(dim=1).float().T, mass.T, others.T, strict=True)
     return _of_one_or_mean(torch.stack([of_one(*column) for column in columns]), mass.sum(dim=0))
-
-
-def _sorted(scores: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Order of ascending scores; in it, the mass (N,) or (N, K) of lower scores, and of lower and equal ones."""
-    ordered, order = scores.sort(stable=True)
-    total = torch.cat((mass.new_zeros(1, *mass.shape[1:]), mass[order].cumsum(dim=0)))
-    first, last = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
-    return order, total[first], total[last]
 
 
 def decided_at(logits: Tensor, threshold: Tensor | float) -> Tensor:

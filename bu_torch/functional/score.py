@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import as_logits, check_not_negative, check_tensor, mean_of, relative_weights
+from bu_torch.functional.checks import as_logits, check_not_negative, check_tensor, mean_of, relative_weights, sum_below
 
 HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
 _LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
@@ -96,19 +96,12 @@ def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
     The nearness is 1 on the boundary, 0 from the nearest 30 % on. Samples with equal gaps share the midpoint of their
     ranks. If those on the boundary reach beyond the kernel, they alone count.
     """
-    order = gap.argsort()
-    ordered = gap[order]
-    drawn = torch.ones_like(gap) if weights is None else weights[order]
-    until = torch.cat((drawn.new_zeros(1), drawn.cumsum(dim=0)))
-    # Of each group of equal gaps: the first place, and the one after the last.
-    places, is_new = torch.arange(len(gap) + 1, device=gap.device), torch.ones_like(until, dtype=torch.bool)
-    is_new[1:-1] = ordered[1:] != ordered[:-1]
-    first = torch.where(is_new, places, 0).cummax(dim=0).values[:-1]
-    after = torch.where(is_new, places, len(gap)).flip(0).cummin(dim=0).values.flip(0)[1:]
-    rank = (until[first] + until[after]) / (2 * until[-1])
+    drawn = torch.ones_like(gap) if weights is None else weights
+    order, below, until = sum_below(gap, drawn)
+    rank = (below + until) / (2 * until[-1])
     kernel = (1 - rank / HALF_WIDTH).clamp(min=0)
-    kernel = torch.where(kernel[0] > 0, kernel, (first == 0).double())
-    return torch.empty_like(kernel).scatter_(0, order, kernel * drawn)
+    kernel = torch.where(kernel[0] > 0, kernel, (below == 0).double())
+    return torch.empty_like(kernel).scatter_(0, order, kernel * drawn[order])
 
 
 def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) -> Tensor:
