@@ -35,8 +35,7 @@ _SKILLS = ("vote_skill", "regression_skill", "sharpness")
 class PerturbedSamples:
     """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
 
-    A subclass defines `fit_checked`, which calls `perturb`, and `score_logits`; `BoundaryUncertainty` explains
-    arguments.
+    A subclass defines `fit_checked`, which calls `perturb`, and `score_logits`. Arguments: `BoundaryUncertainty`.
     """
 
     learns_metric = False  # True if the metric is one more space to choose where `feature_extractor` is None
@@ -136,8 +135,7 @@ class PerturbedSamples:
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits (n, J) that were read at `perturbed_inputs.flatten(0, 1)`, (n, ...).
 
-        They have at least one column for each class (one, or none, for two). A scalar in [0, 1]; NaN if any logit is
-        not finite. Waits for no device.
+        J is at least the number of classes (one column, or none, for two). A scalar in [0, 1]; NaN if any logit is not.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score_logits`.")
 
@@ -197,10 +195,8 @@ class BoundaryUncertainty(PerturbedSamples):
         vote_skill, regression_skill: Skill of the votes, and of a regression on all other samples, at predicting a
             sample's label: 1 is certain, 0 chance.
         sharpness: As `LabelProbabilities.sharpness_`.
-        space_name_: Space of neighbours: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or
-            `"custom"`.
-        skills_: Skill of predicting left-out labels in each space that was compared; if `"metric"` is among them, by
-            the nearest samples alone.
+        space_name_: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or `"custom"`.
+        skills_: Skill of predicting left-out labels in each space that was compared; with `"metric"`, by votes alone.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
 
     Example:

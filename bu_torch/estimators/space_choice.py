@@ -101,8 +101,7 @@ class MetricRegression:
     """Two regressions of the labels, in a space and in the metric that labels teach in it, mixed; as `LabelRegression`.
 
     Skills and weights, also of the mixture with votes, follow from samples that have not taught the metric if there are
-    1000 or more, otherwise from the trial. A metric is given if the votes are those of neighbours in it, and learnt
-    otherwise.
+    1000 or more, otherwise from the trial. Without a metric, votes are those of neighbours in the space.
     """
 
     def __init__(self, trial: MetricTrial, metric: LabelMetric | None, *, seed: int = 0) -> None:

@@ -1,10 +1,9 @@
 """Expected values of metrics: what a metric would be if the labels were drawn from label probabilities.
 
-All take the network's logits (N, J) and the probabilities of the labels (N, J) at the same points, one class a column.
-A point counts with each label as often as the label is likely there, times its weight (N,); None for equal weights.
-Results are scalars, float64. Means over several classes leave out classes that no label has. The formulas are our own
-use of label probabilities; the metrics are those of torchmetrics and scikit-learn with these weights of samples.
-Arguments are not checked.
+All take logits (N, J) and probabilities of the labels (N, J) at the same points, one class a column, unchecked. A point
+counts with each label as often as the label is likely there, times its weight (N,); None for equal weights. Results are
+scalars, float64. Means over several classes leave out classes that no label has. The formulas are our own use of label
+probabilities; the metrics are those of torchmetrics and scikit-learn with these weights of samples.
 """
 
 from collections.abc import Callable

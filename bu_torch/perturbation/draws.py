@@ -86,8 +86,7 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
 
     A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Of the places where
     the texts differ, a share of 0.3 to 0.7 is exchanged. The run may begin anywhere; at the end it continues at the
-    beginning. This crossover of genetic algorithms, also our own, is to token ids what `perturb_toward_neighbors` is to
-    images.
+    beginning. This crossover of genetic algorithms is our own counterpart of `perturb_toward_neighbors`.
 
     Takes token ids (N, L) or (N, ..., L), integers, and clusters and generator as `perturb_toward_neighbors` does. Rows
     beside the ids (N, 2, L), such as a mask, are exchanged in the same places. Gives texts of the shape and dtype of
@@ -187,8 +186,7 @@ def are_rows(perturbation: Perturbation | None, inputs: Tensor) -> bool:
 class PerturbedInputs:
     """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
 
-    Held are the samples and the choices (`_choose`), from which batches are made when they are read, or without choices
-    the inputs themselves.
+    Held are the samples and the choices (`_choose`) from which batches are made, or without choices the inputs.
     """
 
     def __init__(

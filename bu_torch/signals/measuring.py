@@ -26,8 +26,7 @@ class Signals:
     Args:
         n_neighbors, n_draws, seed: As in `BoundaryUncertainty`.
         also: Names of signals to measure beside those of `NAMES`: expected metrics such as `"expected_auroc"`, or
-            `"parzen_uncertainty"` and `"omission"`, which read the network at the samples themselves too, after the
-            perturbed ones.
+            `"parzen_uncertainty"` and `"omission"`, which read the network at the samples too, after the perturbed ones.
         metric: A metric whose expected value is measured: a name as in `Settings`, costs or a `torchmetrics.Metric`.
         **options: `feature_extractor`, `perturbation`, `class_weight`, `module` and `known_space`, as in
             `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.
@@ -78,8 +77,8 @@ class Signals:
     def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
 
-        Raises ValueError if the state is of other samples or settings, or `also` names a signal of the papers; KeyError
-        or TypeError if it is damaged.
+        Raises ValueError if it is of other samples or settings, or `also` names a signal of the papers; KeyError or
+        TypeError if it is damaged.
         """
         if self._measured_in:
             raise ValueError("`state` must be of signals that have a formula, not of those of the papers.")

@@ -69,8 +69,7 @@ class Prepared:
     def counting_once(self, n_columns: int, *, is_sharp: bool = False) -> Tensor:
         """Label probabilities as metrics take them: each sample counts once, whatever its weight.
 
-        They have `n_columns`, (D * N, n_columns), at least the largest label + 1. Sharp ones are as certain as left-out
-        labels allow.
+        Shape (D * N, n_columns), at least the largest label + 1. Sharp ones are as certain as left-out labels allow.
         """
         return self.boundary.classes.expand(self._sharp if is_sharp else self._plain, n_columns)
 
