@@ -135,7 +135,8 @@ class PerturbedSamples:
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits (n, J) that were read at `perturbed_inputs.flatten(0, 1)`, (n, ...).
 
-        J is at least the number of classes (one column, or none, for two). A scalar in [0, 1]; NaN if any logit is not.
+        They have at least one column for each class (one, or none, for two). A scalar in [0, 1]; NaN if any logit is
+        not finite. Waits for no device.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score_logits`.")
 
@@ -195,7 +196,8 @@ class BoundaryUncertainty(PerturbedSamples):
         vote_skill, regression_skill: Skill of the votes, and of a regression on all other samples, at predicting a
             sample's label: 1 is certain, 0 chance.
         sharpness: As `LabelProbabilities.sharpness_`.
-        space_name_: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or `"custom"`.
+        space_name_: Space of neighbours: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"`, `"metric"`, `"module"` or
+            `"custom"`.
         skills_: Skill of predicting left-out labels in each space that was compared; with `"metric"`, by votes alone.
         weights: Weight of each sample, (N,) float64 with mean 1; None if all count alike.
 

@@ -60,8 +60,8 @@ class LabelRegression:
     Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
     (Arora et al. 2020). The penalty, 0.001 to 30 times the kernel's mean diagonal, predicts left-out labels best
     (smallest Brier score, leave-one-out in closed form); penalties are tried from the largest on, until the next is no
-    better. Points are centred and divided by their root mean square. Of more than `n_landmarks` samples, K-means centres
-    span the solution (Nystroem; Zhang, Tsang, Kwok 2008); half of them choose the penalty and predict left-out labels.
+    better. Points are centred and divided by their root mean square. Beyond `n_landmarks` samples, centres of K-means
+    span the solution (Nystroem; Zhang, Tsang, Kwok 2008), half of which choose the penalty and predict left-out labels.
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.

@@ -26,7 +26,7 @@ class Signals:
     Args:
         n_neighbors, n_draws, seed: As in `BoundaryUncertainty`.
         also: Names of signals to measure beside those of `NAMES`: expected metrics such as `"expected_auroc"`, or
-            `"parzen_uncertainty"` and `"omission"`, which read the network at the samples too, after the perturbed ones.
+            `"parzen_uncertainty"` and `"omission"`, which read the network at samples too, after the perturbed ones.
         metric: A metric whose expected value is measured: a name as in `Settings`, costs or a `torchmetrics.Metric`.
         **options: `feature_extractor`, `perturbation`, `class_weight`, `module` and `known_space`, as in
             `BoundaryUncertainty`; class distances are taken in its space, and the weights count in all signals.

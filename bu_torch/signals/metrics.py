@@ -137,7 +137,7 @@ METRIC_HELP = f"{', '.join(_NAMED)}, or costs such as '[[0, 10], [100, 10]]', a 
 def as_metric(metric: Any) -> ExpectedMetric:
     """Metric whose expected value is measured, after checks.
 
-    Raises ValueError or TypeError unless it is a name, a square matrix of costs, or a metric of known direction.
+    Raises ValueError or TypeError unless it is a name, costs (J, J), or a `torchmetrics.Metric` of known direction.
     """
     if isinstance(metric, str):
         if metric not in _NAMED:
