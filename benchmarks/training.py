@@ -190,7 +190,7 @@ class Watched:
         """Standard error of the gain in each metric that is measured, over its best value before."""
         found, measured = {}, self.engine.measured
         for metric in (one for one in METRICS.values() if one.signal in values and measured is not None):
-            each, _ = contributions_to(metric, measured._inputs, measured.values)
+            each = contributions_to(metric, measured._inputs, measured.values)
             best, before = self.best_by_metric.get(metric.name, (-math.inf, each))
             found[f"{metric.signal}_error"] = float(mean_and_error(each - before, None)[1])
             if (value := metric.sign * values[metric.signal]) > best:

@@ -63,8 +63,7 @@ class PerturbedSamples:
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space = FeatureSpace(extractor, seed, module)
         self.module, self.known_space = module, known_space
-        self.weights: Tensor | None = None
-        self.space_name_, self.skills_ = "", dict[str, float]()
+        self.skills_: dict[str, float] = {}
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier.

@@ -237,11 +237,11 @@ class LabelProbabilities:
         counts[own] += weights[copied]
         self._copy_shares = of_others, formulas.as_probabilities(counts[copied]).float()
         # Only samples that the regression has left out too can judge the weight.
-        place = torch.full_like(labels, -1)
-        place[self.regression.rows_] = torch.arange(len(self.regression.rows_), device=labels.device)
-        is_judge = place[copied] >= 0
+        rows = self.regression.rows_  # ascending
+        is_judge = torch.isin(copied, rows)
         judges = copied[is_judge]
-        mixture = torch.lerp(self.votes.left_out[judges], self.regression.left_out[place[judges]], self.weight_)
+        by_regression = self.regression.left_out[torch.searchsorted(rows, judges)]
+        mixture = torch.lerp(self.votes.left_out[judges], by_regression, self.weight_)
         self.copy_weight_ = float(formulas.mixing_weight(mixture, of_others[is_judge], labels[judges], weights[judges]))
 
     def predict_proba(self, perturbed: Any, own: Any = None) -> Tensor:

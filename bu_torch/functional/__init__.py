@@ -17,13 +17,8 @@ from bu_torch.functional.score import (
     trust_score,
 )
 
-_OF_PAPERS = {
-    "cvml_bandwidth": "bandwidth",
-    "local_uncertainty": "parzen",
-    "omission": "parzen",
-    "parzen_uncertainty": "parzen",
-    "silverman_bandwidth": "bandwidth",
-}
+_OF_PAPERS = dict.fromkeys(("cvml_bandwidth", "silverman_bandwidth"), "bandwidth")
+_OF_PAPERS |= dict.fromkeys(("local_uncertainty", "omission", "parzen_uncertainty"), "parzen")
 
 __all__ = [
     "accuracy_uncertainty_trust",

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from bu_torch.internal.inputs import as_flat_features, check_integer
 
-_Search = Callable[[Tensor, int], Tensor]  # float32 queries (q, d), number of candidates c -> rows (q, c), -1 for none
-
 _EXACT_PAIRS = 50_000**2  # base x queries; beyond it, inverted lists are searched on a CPU
 _BLOCK_ELEMENTS = 2**22  # entries of one temporary block
 _SEARCHED_ELEMENTS = 2**21  # queries x features, or x candidates, of one search; FAISS is slower below 2**17
@@ -153,8 +151,8 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
     if base.is_cpu and len(base) * len(queries) > _EXACT_PAIRS:
         search = _search_of(base32, has_lists=True)
     own = torch.arange(len(queries), device=base.device)
-    parts = [(base.new_empty((0, k), dtype=torch.float64), own.new_empty((0, k)))]
-    for part in own.split(max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))) if len(own) else ():
+    parts = []
+    for part in own.split(max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))):
         queries32 = as_searched(queries[part])
         distances, rows = rank(part, search(queries32, n_candidates))
         is_short = distances[:, -1].isinf()
@@ -170,8 +168,11 @@ def nearest_others(points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return nearest(points, points, k, exclude=torch.arange(len(points), device=points.device))
 
 
-def _search_of(base32: Tensor, *, has_lists: bool = False) -> _Search:
-    """Search by FAISS on a CPU, else by torch: among all, or with `has_lists` in the nearest of its inverted lists."""
+def _search_of(base32: Tensor, *, has_lists: bool = False) -> Callable[[Tensor, int], Tensor]:
+    """Function from float32 queries (q, d) and a number of candidates c to rows (q, c) of a base, -1 for none.
+
+    It is of FAISS on a CPU, else of torch; with `has_lists` it looks into the nearest of FAISS's inverted lists alone.
+    """
     if not base32.is_cpu:
         return partial(_search_by_torch, base32)
     import faiss

@@ -61,8 +61,7 @@ def perturb(
         direction = 2 * direction - 1
     direction *= features.amax(dim=0) != features.amin(dim=0)
     if law == "sphere":
-        length = direction.norm(dim=1, keepdim=True)
-        direction /= torch.where(length > 0, length, torch.ones_like(length))
+        direction = torch.nn.functional.normalize(direction, dim=1)
     return check_perturbed(features + distance.to(features.dtype).unsqueeze(1) * direction, features)
 
 

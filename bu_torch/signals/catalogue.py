@@ -24,7 +24,8 @@ class SignalInputs:
         self.predictions = self.top[:, 0]
         self.pairs = self.boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
         self.columns = self.pairs[:, 0]
-        probabilities, weights = self.boundary.probabilities_of_present, self.boundary.repeated_weights
+        self.weights = weights = self.boundary.repeated_weights  # (D * N,) float64; None if all count alike
+        probabilities = self.boundary.probabilities_of_present
         self.local_uncertainty = formulas.uncertainty_between(probabilities, self.pairs)  # (D * N,) float64
         self.half_gap = formulas.half_gap(logits, self.top)
         self.kernel = formulas.boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary

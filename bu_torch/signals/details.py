@@ -10,10 +10,9 @@ from torch import Tensor
 from bu_torch.functional.checks import index_pairs, sum_by_group
 from bu_torch.functional.score import predicted_probabilities
 from bu_torch.signals.catalogue import SignalInputs
-from bu_torch.signals.prepare import mean_by_rank
 
 MOST_CLASSES = 100
-_MOST_MEETINGS, _LEAST_LOSS = 3, 0.01
+_N_PARTS, _MOST_MEETINGS, _LEAST_LOSS = 20, 3, 0.01
 
 
 class Crossing(NamedTuple):
@@ -75,10 +74,20 @@ class Measurement:
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, with the `n_doubtful` >= 1 least likely labels; waits for the device."""
-        inputs = self._inputs
-        network = mean_by_rank(inputs.local_uncertainty, inputs.half_gap, inputs.boundary.repeated_weights)
-        crossing = Crossing(network, inputs.prepared.attainable_crossing)
+        inputs, most = self._inputs, self._inputs.prepared.most_uncertainty
+        network = _mean_by_rank(inputs.local_uncertainty, inputs.half_gap, inputs.weights)
+        crossing = Crossing(network, _mean_by_rank(most, -most, inputs.weights))
         return Details(crossing, _meeting(inputs), _doubtful(inputs, n_doubtful), _recalls(inputs))
+
+
+def _mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
+    """Mean of `local` (N,) in each of `_N_PARTS` equal parts of the samples, sorted by `place`; NaN if one is empty."""
+    order = place.argsort(stable=True)
+    drawn = torch.ones_like(local) if weights is None else weights[order]
+    rank = (drawn.cumsum(dim=0) - drawn / 2) / drawn.sum()
+    part = (rank * _N_PARTS).long().clamp(max=_N_PARTS - 1)
+    mass, mixed = (sum_by_group(values, part, _N_PARTS) for values in (drawn, drawn * local[order]))
+    return (mixed / mass).tolist()
 
 
 def _meeting(inputs: SignalInputs) -> list[Meeting]:
@@ -105,7 +114,7 @@ def _recalls(inputs: SignalInputs) -> list[ClassRecall]:
     """Recall of the classes that have samples, by labels and by label probabilities, the least expected first."""
     boundary, own = inputs.boundary, inputs.prepared.label_columns
     probabilities, n_classes = boundary.probabilities_of_present, len(boundary.classes)
-    counted = torch.ones_like(inputs.kernel) if boundary.repeated_weights is None else boundary.repeated_weights
+    counted = torch.ones_like(inputs.kernel) if inputs.weights is None else inputs.weights
     predicted = inputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
     labelled, hits = (sum_by_group(part, own, n_classes) for part in (counted, (inputs.columns == own) * counted))
     mass = (counted.to(probabilities) @ probabilities).double()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.functional.checks import check_tensor, mean_and_error
+from bu_torch.functional.checks import check_choice, check_tensor, mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.output import elapsed_time
@@ -52,10 +52,8 @@ class Signals:
         metric: Any = "accuracy",
         **options: Any,
     ) -> None:
-        unknown = [name for name in also if name not in SIGNALS or name in self.NAMES]
-        if unknown:
-            others = ", ".join(name for name in SIGNALS if name not in self.NAMES)
-            raise ValueError(f"`also` must hold names among {others}, got {unknown[0]!r}.")
+        for name in also:
+            check_choice("also", name, [other for other in SIGNALS if other not in self.NAMES])
         self.metric = as_metric(metric)
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, self.metric.signal)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
@@ -158,10 +156,9 @@ class Signals:
             values |= other.measure(inputs.logits, own)
         is_finite = inputs.uncertainty.isfinite() & own.isfinite().all()
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
-        contributions, weights = contributions_to(metric, inputs, values)
-        error = torch.zeros_like(inputs.accuracy)
+        contributions, error = contributions_to(metric, inputs, values), torch.zeros_like(inputs.accuracy)
         if best is not None and len(contributions):
-            error = mean_and_error(contributions - best, weights)[1]
+            error = mean_and_error(contributions - best, self.boundary.weights if metric == ACCURACY else None)[1]
         return Measurement(values, inputs.predictions, contributions, torch.where(is_finite, error, torch.nan), inputs)
 
     def to(self, device: torch.device | str) -> Self:
@@ -202,17 +199,15 @@ def _values_at_threshold(metric: ExpectedMetric, inputs: SignalInputs, value: Te
     }
 
 
-def contributions_to(
-    metric: ExpectedMetric, inputs: SignalInputs, values: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor | None]:
-    """Contribution of each of N samples to a metric, (N,), empty if unknown; and weights of samples."""
-    boundary = inputs.boundary
+def contributions_to(metric: ExpectedMetric, inputs: SignalInputs, values: Mapping[str, Tensor]) -> Tensor:
+    """Contribution of each of N samples to a metric, (N,); empty if unknown."""
+    n_draws = inputs.boundary.n_draws
     if metric == ACCURACY:
-        return inputs.likely.view(boundary.n_draws, -1).mean(dim=0), boundary.weights
+        return inputs.likely.view(n_draws, -1).mean(dim=0)
     if metric.is_drawn:
-        return inputs.accuracy.new_empty(0), None
+        return inputs.accuracy.new_empty(0)
     logits = decided_at(inputs.logits, values[THRESHOLD]) if metric.is_at_threshold else inputs.logits
-    return influence(metric.formula, logits, inputs.labels_for(metric), boundary.n_draws), None
+    return influence(metric.formula, logits, inputs.labels_for(metric), n_draws)
 
 
 def fit_with_progress(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:

@@ -22,7 +22,6 @@ from bu_torch.samples.samples import copies, weights_of
 _FORMAT = 19  # raise it if the tensors of a state change, or the way in which they are computed
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
-_N_PARTS = 20
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,6 @@ class Prepared:
     def most_uncertainty(self) -> Tensor:
         """Uncertainty between the two likeliest classes, (D * N,) float64."""
         return largest_uncertainty(self.boundary.probabilities_of_present)
-
-    @cached_property
-    def attainable_crossing(self) -> list[float]:
-        """`Crossing.attainable`; waits for the device."""
-        return mean_by_rank(self.most_uncertainty, -self.most_uncertainty, self.boundary.repeated_weights)
 
     @cached_property
     def attainable(self) -> Attainable:
@@ -125,16 +119,6 @@ def prepare(
     # In column-major memory the nearest class is found in a third of the time.
     padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
     return Prepared(boundary, padded, are_rows(boundary.perturbation, inputs), fingerprint, others)
-
-
-def mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[float]:
-    """Mean of `local` (N,) in each of `_N_PARTS` equal parts of the samples, sorted by `place`; NaN if one is empty."""
-    order = place.argsort(stable=True)
-    drawn = torch.ones_like(local) if weights is None else weights[order]
-    rank = (drawn.cumsum(dim=0) - drawn / 2) / drawn.sum()
-    part = (rank * _N_PARTS).long().clamp(max=_N_PARTS - 1)
-    mass, mixed = (sum_by_group(values, part, _N_PARTS) for values in (drawn, drawn * local[order]))
-    return (mixed / mass).tolist()
 
 
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, sample_weight: Any) -> str:

@@ -54,9 +54,9 @@ class LabelMetric:
             some = distances.flatten()[:: max(1, distances.numel() // _PAIRS)]
             some = some[some > 0]
             width = float(some.median()) if len(some) else 1.0
-            kernel = laplace_kernel(distances, width)
             among = torch.cdist(landmarks, landmarks, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for copies
-            coefficients, penalty = kernel_ridge(kernel, laplace_kernel(among, width), targets, penalty, weights)
+            kernel, own = torch.exp(distances / -width), torch.exp(among / -width)
+            coefficients, penalty = kernel_ridge(kernel, own, targets, penalty, weights)
             inner = average_gradient_outer_product(moved, landmarks, distances, coefficients, width, weights)
             # A gradient with respect to the points is the root times the gradient with respect to the moved points.
             self.root_ = metric_root(self.root_ @ inner @ self.root_)
@@ -66,11 +66,6 @@ class LabelMetric:
     def transform(self, points: Tensor) -> Tensor:
         """Points (n, d) times the root, (n, d), of their dtype."""
         return points @ self.root_.to(points)
-
-
-def laplace_kernel(distances: Tensor, width: float) -> Tensor:
-    """Laplace kernel exp(-distance / width) of distances of any shape."""
-    return torch.exp(distances / -width)
 
 
 def kernel_ridge(
@@ -122,8 +117,7 @@ def average_gradient_outer_product(
         n_rows = max(1, _BLOCK_ELEMENTS // max(directions.shape))
         for rows in torch.arange(len(points), device=points.device).split(n_rows):
             block, apart = points[rows], distances[rows]
-            slopes = laplace_kernel(apart, width) / (width * apart)
-            slopes = torch.where(apart > 0, slopes, torch.zeros_like(slopes))
+            slopes = torch.where(apart > 0, torch.exp(apart / -width) / (width * apart), 0.0)
             gradients = (slopes @ directions).view(len(rows), -1, n_features)
             gradients -= (slopes @ of_outputs).unsqueeze(2) * block.unsqueeze(1)
             gradients = gradients if root is None else gradients * root[rows]
