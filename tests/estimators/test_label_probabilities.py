@@ -79,16 +79,11 @@ class TestRegression:
             assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
 
     @pytest.mark.parametrize("scale", [1e-100, 1000, 1e100])
-    def test_shift_scale_rotation_and_order_do_not_matter(self, scale):
+    def test_shift_and_scale_do_not_matter(self, scale):
         features, labels = blobs(n=80)
-        features = features.double()
-        elsewhere = torch.randn(50, features.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        features, elsewhere = features.double(), features.double() + 1
         expected = LabelRegression().fit(features, labels).predict_proba(elsewhere)
-        generator = torch.Generator().manual_seed(1)
-        rotation = torch.linalg.qr(torch.randn(*[features.shape[1]] * 2, generator=generator, dtype=torch.float64)).Q
-        order = torch.randperm(80, generator=generator)
-        changed = LabelRegression().fit(scale * (features[order] @ rotation + 5), labels[order])
-        found = changed.predict_proba(scale * (elsewhere @ rotation + 5))
+        found = LabelRegression().fit(scale * (features + 5), labels).predict_proba(scale * (elsewhere + 5))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
     def test_landmarks_come_near_to_all_samples(self, penalties):

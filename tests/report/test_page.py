@@ -110,6 +110,16 @@ def test_the_command_writes_beside_the_record_and_over_no_other_file(tmp_path, c
         assert (out.read_bytes() == before) == bool(before)
 
 
+@pytest.mark.parametrize("asked", [["report", "FOLDER"], ["--version"]])
+def test_a_reader_that_ends_early_is_no_error(tmp_path, monkeypatch, asked):
+    records.write_run(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:  # closing it writes what is left, as Python does when it exits
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main([word.replace("FOLDER", str(tmp_path)) for word in asked]) == 0
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}

@@ -112,9 +112,7 @@ def test_a_plain_loop_and_its_record_tell_of_a_network_that_predicts_one_class_a
     features, labels = torch.randn(200, 3, generator=generator), (torch.arange(200) < 20).long()
     features[labels == 1] += 1.5
     model = nn.Linear(3, 2)
-    with torch.no_grad():
-        model.weight.zero_()
-        model.bias.copy_(torch.tensor([2.0, 0.0]))
+    model.weight.data, model.bias.data = torch.zeros(2, 3), torch.tensor([2.0, 0.0])
     for weights in (2 * torch.rand(200, generator=generator, dtype=torch.float64) + 0.1, None):
         folder = tmp_path if weights is None else None
         stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, sample_weight=weights, folder=folder)

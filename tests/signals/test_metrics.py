@@ -166,9 +166,6 @@ def test_a_metric_of_the_users_is_the_users_and_its_settings_stay_when_it_is_use
     assert before.signal == "expected_own_log_loss"
     metric.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
     assert as_metric(metric.eval()).settings == before.settings
-    (one, logits), (other, _) = measured(LogLoss()), measured(classification.BinaryCalibrationError())
-    values = one.measure(logits).values | other.measure(logits).values
-    assert float(values["expected_own_log_loss"]) == float(values["expected_binary_calibration_error"])
 
 
 @pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy", "log_loss", [[0, 1], [3, 0]]])
@@ -205,10 +202,7 @@ def test_thresholds_are_chosen_by_the_metric_itself(metric):
 @pytest.mark.parametrize("metric", ["balanced_accuracy", "f1"])
 def test_a_network_of_more_outputs_than_two_classes_has_no_threshold(metric):
     signals, logits = measured(metric)
-    narrow, wide = (signals.measure(nn.functional.pad(logits, (0, n), value=-100.0)).values for n in (0, 1))
-    assert wide["expected_accuracy"] == pytest.approx(narrow["expected_accuracy"])
-    assert wide[f"expected_{metric}"] == pytest.approx(narrow[f"expected_{metric}"])
-    assert wide["threshold"].isnan()
+    assert signals.measure(nn.functional.pad(logits, (0, 1), value=-100.0)).values["threshold"].isnan()
     stopper = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=2, metric=metric)
     stopper.check(nn.Linear(4, 3))
     stopper.close()

@@ -9,7 +9,7 @@ from torch import nn
 
 from bu_torch import LayerFeatures, PatchFeatures, TokenFeatures
 
-N_TOKENS, LENGTH = 60, 12
+N_TOKENS = 60
 TEXTS = scenarios.tokens(200)[0]
 
 
@@ -73,17 +73,10 @@ def test_the_axes_keep_the_angles_that_there_are():
     torch.testing.assert_close(cosines, expected, atol=1e-6, rtol=0)
 
 
-def test_neither_the_order_nor_the_names_of_tokens_matter():
+def test_the_names_of_tokens_do_not_matter():
     names = torch.randperm(1000)[:N_TOKENS]
-    fitted = TokenFeatures(10, seed=3).fit(TEXTS)
-    found = fitted.transform(TEXTS)
-    shuffled = TEXTS[:, torch.randperm(LENGTH)]
-    torch.testing.assert_close(fitted.transform(shuffled), found)
-    torch.testing.assert_close(TokenFeatures(10, seed=3).fit(shuffled).transform(TEXTS), found)
     whole, renamed = (TokenFeatures(N_TOKENS).fit(given).transform(given) for given in (TEXTS, names[TEXTS]))
     torch.testing.assert_close(renamed @ renamed.T, whole @ whole.T)
-    order = torch.randperm(len(TEXTS))
-    torch.testing.assert_close(fitted.transform(TEXTS[order]), found[order])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int16", "uint8", "uint16", "uint32", "uint64", "array"])
