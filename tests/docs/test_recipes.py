@@ -65,20 +65,20 @@ RECIPES = {
     "sklearn_search": ((), {}, lambda search: 0.5 <= search.best_params_["gamma"] <= 8
                        and search.best_estimator_.shape_fit_ == (400, 2)),  # all of them
     "own_callbacks": ((), {}, own_callbacks_use_the_signal),
-    "reduce_lr": ((), {}, the_rate_follows_the_signal),
-    "weight_averaging": ((), {"epochs": 20}, lambda found: same(found[2], found[1].state_dict())),
+    "reduce_lr": ((), {"epochs": 25}, the_rate_follows_the_signal),
+    "weight_averaging": ((), {"epochs": 10}, lambda found: same(found[2], found[1].state_dict())),
     "model_soup": ((), {}, lambda found: found[0] > 1 and found[2] < found[1] + 0.01),
     "wandb_offline": (("wandb",), {"epochs": 2},
                       lambda shown: {"boundary_uncertainty", "trust_score", "vote_agreement"} <= set(shown)),
     "mlflow_local": (("mlflow",), {"epochs": 2}, lambda found: all(0 <= value <= 1 for value in found)),
-    "frozen_backbone": (("torchvision",), {"epochs": 2}, lambda one: one.history[-1]["vote_agreement"] > 0.45
+    "frozen_backbone": (("torchvision",), {"epochs": 1}, lambda one: one.history[-1]["vote_agreement"] > 0.45
                         and type(one.feature_extractor.fc) is torch.nn.Identity),
     "fine_tuning": ((), {"runs": 1}, lambda errors: errors["kept"] <= errors["last"] + 0.02),
     "text_tokens": ((), {}, lambda errors: errors["kept"] < 0.25 and errors["kept"] <= errors["last"] + 0.02),
     "text_embeddings": (("transformers",), {"epochs": 60}, lambda found: found[0]["kept"] < 0.1),
     "resume": ((), {"epochs": 10}, lambda found: found[1].history[:5] == found[0].history
                and [check["epoch"] for check in found[1].history] == list(range(10))),
-    "costs": ((), {"epochs": 6}, lambda costs: costs["costs"] < min(costs["nobody"], costs["everybody"])),
+    "costs": ((), {"epochs": 3}, lambda costs: costs["costs"] < min(costs["nobody"], costs["everybody"])),
 }  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def test_signals_take_the_metric_where_it_is_clearly_better_and_not_without_labe
     assert Signals(10, 1, feature_extractor="inputs").fit(features, labels).boundary.space_name_ == "inputs"
 
 
-@pytest.mark.parametrize("shape", [(200, 1, 8, 8), (200, 30)])
+@pytest.mark.parametrize("shape", [(80, 1, 6, 6), (200, 30)])
 def test_images_and_texts_have_a_metric_of_their_features(shape):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(shape, generator=generator)
