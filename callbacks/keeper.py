@@ -174,6 +174,9 @@ class FileKeeper(InternalCallback, ModelCheckpoint):
         if THRESHOLD in self.check.entry:
             checkpoint[THRESHOLD] = self.check.entry[THRESHOLD]
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._resumed_from = Path(str(trainer.ckpt_path)).absolute()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best file of a run that resumes; nothing else in the state is needed or trusted."""
         history = self.engine.history
@@ -182,7 +185,10 @@ class FileKeeper(InternalCallback, ModelCheckpoint):
         try:
             path, score = str(state_dict["best_model_path"]), state_dict["best_model_score"]
             if path and not self._is_there(path):
-                raise FileNotFoundError(f"there is no file {path}")
+                moved = self._resumed_from.with_name(Path(path).name)  # a folder may be moved as a whole
+                if not (Path(path).is_absolute() and self._is_there(str(moved))):
+                    raise FileNotFoundError(f"there is no file {path}")
+                path = str(moved)
             self.set_best(path, _on_cpu(score))
         except Exception as error:  # a damaged state may raise anything
             rank_zero_warn(history.forget_kept(error))
@@ -207,7 +213,7 @@ class FileKeeper(InternalCallback, ModelCheckpoint):
             strategy.optimizers = optimizers
         place, kept = (checkpoint.get("epoch"), checkpoint.get("global_step")), self.engine.history.kept
         named = (checkpoint.get("callbacks") or {}).get(self.state_key, {}).get("best_model_path", path)
-        if not are_shards and (kept is None or place != place_of(kept) or named != path):
+        if not are_shards and (kept is None or place != place_of(kept) or Path(named).name != Path(path).name):
             raise ValueError(f"it is of epoch {place[0]} and step {place[1]} of another run")
         module.on_load_checkpoint(checkpoint)
         if are_shards:

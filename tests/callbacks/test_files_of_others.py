@@ -87,6 +87,14 @@ def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, m
     assert len([one for one in said if "kept epoch" in str(one.message) or "is lost" in str(one.message)]) == 1
 
 
+def test_a_best_file_that_moved_together_with_the_checkpoint_is_found(tmp_path):
+    last = cut(tmp_path, scripted((0.1, 0.9), dirpath=tmp_path / "user"))
+    moved, module = (tmp_path / "user").rename(tmp_path / "moved"), Classifier()
+    fit(tmp_path, again := scripted((0.1, 0.9, 0.2)), module=module, max_epochs=3, ckpt_path=moved / last.name)
+    assert (again.best_epoch, Path(again.best_model_path).parent) == (1, moved)
+    assert same(module.state_dict(), torch.load(again.best_model_path, weights_only=True)["state_dict"])
+
+
 def test_the_best_of_an_earlier_process_is_left_where_it_is_and_named(tmp_path, log):
     last, best = run(tmp_path)
     stopping, _ = resume(tmp_path, last, str(best), (0.1, 0.5, 0.9))
