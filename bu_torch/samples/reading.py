@@ -216,7 +216,9 @@ def _undistributed(sampler: Any) -> Any:
     """The user's own sampler, if Lightning has distributed it among processes, or one of all that they share."""
     while type(sampler).__name__ == "DistributedSamplerWrapper" and hasattr(sampler.dataset, "_sampler"):
         sampler = sampler.dataset._sampler
-    return RandomSampler(sampler.dataset) if isinstance(sampler, DistributedSampler) else sampler
+    if isinstance(sampler, DistributedSampler):
+        sampler = RandomSampler(range(len(sampler.dataset)))  # type: ignore[arg-type]
+    return sampler
 
 
 class SamplerPass(IterableDataset[Any]):
