@@ -155,8 +155,7 @@ class PerturbedSamples:
             n_columns = 1 if was_one_column(logits) else logits.shape[1]  # waits for the device
             raise ValueError(f"`logits` must have at least {n_classes} columns, one a class, got {n_columns}.")
         if len(logits) != len(self.perturbed):
-            rows = f"one row for each of {len(self.perturbed)} perturbed inputs"
-            raise ValueError(f"`logits` must have {rows}, got {len(logits)}.")
+            raise ValueError(f"`logits` must have a row for each of {len(self.perturbed)} inputs, got {len(logits)}.")
         return logits
 
 

@@ -128,11 +128,9 @@ class MetricRegression:
         self.left_out = self._mixed(lambda part: part.left_out)
         return self
 
-    def predict_proba(
-        self, features: Tensor, own: Tensor | None = None, labels: Tensor | None = None, weights: Tensor | None = None
-    ) -> Tensor:
+    def predict_proba(self, points: Tensor, *left_out: Tensor | None) -> Tensor:
         """As `LabelRegression.predict_proba`, at points (P, d) of the space; the metric has seen all samples."""
-        return self._mixed(lambda part: part.predict_proba(features, own, labels, weights))
+        return self._mixed(lambda part: part.predict_proba(points, *left_out))
 
     def _mixed(self, of_part: Callable[[LabelRegression], Tensor]) -> Tensor:
         """Mix the results of both parts; one of weight 0 is not computed."""

@@ -20,16 +20,8 @@ from bu_torch.functional.score import (
 _OF_PAPERS = dict.fromkeys(("cvml_bandwidth", "silverman_bandwidth"), "bandwidth")
 _OF_PAPERS |= dict.fromkeys(("local_uncertainty", "omission", "parzen_uncertainty"), "parzen")
 
-__all__ = [
-    "accuracy_uncertainty_trust",
-    "attainable",
-    "boundary_uncertainty",
-    "expected_accuracy",
-    "label_votes",
-    "mean_trust_score",
-    "trust_score",
-    *_OF_PAPERS,
-]
+__all__ = ["accuracy_uncertainty_trust", "attainable", "boundary_uncertainty", "expected_accuracy", "label_votes"]
+__all__ += ["mean_trust_score", "trust_score", *_OF_PAPERS]
 
 
 def __getattr__(name: str) -> Any:

@@ -44,8 +44,7 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
     logits = as_logits(logits)
     check_tensor("probabilities", probabilities, (len(logits), "C"), logits.device)
     if not 2 <= probabilities.shape[1] <= logits.shape[1]:
-        n_columns = f"2 to {logits.shape[1]} columns, as `logits`, got {probabilities.shape[1]}"
-        raise ValueError(f"`probabilities` must have {n_columns}.")
+        raise ValueError(f"`probabilities` must have 2 to {logits.shape[1]} columns, got {probabilities.shape[1]}.")
     low, high = (float(end) for end in torch.aminmax(probabilities))
     if not (low >= 0 and high <= 1 + 1e-3):
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")

@@ -43,14 +43,11 @@ class NeighborGraph:
     def fit(self, features: Any) -> Self:
         """Find the Euclidean clusters of features (N, d), N >= n_neighbors: a tensor, array or frame, finite."""
         features = as_flat_features(features)
-        n_samples = features.shape[0]
-        if n_samples < self.n_neighbors:
-            raise ValueError(
-                f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {n_samples}:"
-                " pass a smaller `n_neighbors`."
-            )
+        if len(features) < self.n_neighbors:
+            got = f"{len(features)}: pass a smaller `n_neighbors`"
+            raise ValueError(f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {got}.")
         distances, rows = nearest_others(features, self.n_neighbors - 1)
-        own = torch.arange(n_samples, device=features.device).unsqueeze(1)
+        own = torch.arange(len(features), device=features.device).unsqueeze(1)
         self.neighbors = torch.cat((own, rows), dim=1)
         self.nearest_distance = first_positive(features, distances).to(features.dtype)
         return self

@@ -151,7 +151,6 @@ class Readings:
 
 PerturbationName = Literal["random", "neighbors", "tokens", "reading", "uniform"]  # the last for the papers alone
 Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove | Readings
-PerturbationKind = PerturbationName | Literal["mixed", "custom"]
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 
 
@@ -164,8 +163,8 @@ def check_perturbation(perturbation: Any) -> Perturbation | None:
     return perturbation
 
 
-def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> PerturbationKind:
-    """Name of the perturbation of inputs of this shape."""
+def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> str:
+    """Name of the perturbation of inputs of this shape, or "mixed" or "custom"."""
     if isinstance(perturbation, MixedMove):
         return "mixed"
     if isinstance(perturbation, Readings):
@@ -188,11 +187,9 @@ class PerturbedInputs:
     Held are the samples and the choices (`_choose`) from which batches are made, or without choices the inputs.
     """
 
-    def __init__(
-        self, samples: Tensor, choices: tuple[Tensor, ...] = (), move: Callable[..., Tensor] = mixture
-    ) -> None:
-        self.samples, self._choices, self._move = samples, choices, move
-        self.shape = torch.Size((len(choices[0] if choices else samples), *samples.shape[1:]))
+    def __init__(self, samples: Tensor, chosen: tuple[Tensor, ...] = (), move: Callable[..., Tensor] = mixture) -> None:
+        self.samples, self._choices, self._move = samples, chosen, move
+        self.shape = torch.Size((len(chosen[0] if chosen else samples), *samples.shape[1:]))
         self.dtype = self.rows(0, 1).dtype
 
     def __len__(self) -> int:

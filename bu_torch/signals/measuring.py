@@ -190,13 +190,11 @@ def _values_at_threshold(metric: ExpectedMetric, inputs: SignalInputs, value: Te
     given = inputs.labels_for(metric), inputs.boundary.n_draws
     threshold, best = best_threshold(metric.of_counts, inputs.logits, given[0])
     crossed = decided_at(inputs.logits, left_out_thresholds(metric.of_counts, inputs.logits, *given))
-    there, here = (influence(metric.formula, logits, *given) for logits in (crossed, inputs.logits))
+    after, before = (influence(metric.formula, logits, *given) for logits in (crossed, inputs.logits))
     gain = metric.sign * (metric.formula(crossed, given[0], None) - value)
-    is_clear = gain > 2 * mean_and_error(there - here, None)[1]
-    return {
-        THRESHOLD: torch.where(is_clear, threshold, metric.threshold),
-        metric.at_threshold: torch.where(is_clear, metric.sign * best, value),
-    }
+    is_clear = gain > 2 * mean_and_error(after - before, None)[1]
+    there = torch.where(is_clear, metric.sign * best, value)
+    return {THRESHOLD: torch.where(is_clear, threshold, metric.threshold), metric.at_threshold: there}
 
 
 def contributions_to(metric: ExpectedMetric, inputs: SignalInputs, values: Mapping[str, Tensor]) -> Tensor:

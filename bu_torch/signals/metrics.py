@@ -16,7 +16,6 @@ from bu_torch.functional import expected_accuracy
 from bu_torch.functional import metrics as formulas
 from bu_torch.internal.inputs import as_tensor
 
-_Formula = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # logits, label probabilities, weights -> scalar
 # Rank correlation with the same on test data: 0.1 for log loss and 0.0 for the Brier score, and 0.9 with two classes.
 _MANY_CLASSES = 4
 _N_DRAWS = 5  # labels are drawn so often for a metric of torchmetrics
@@ -31,7 +30,8 @@ class ExpectedMetric:
     name: str
     title: str  # name in words
     is_larger_better: bool  # False for losses and costs
-    formula: _Formula = field(compare=False)  # from logits and label probabilities (N, J), and weights (N,) or None
+    # A scalar from logits and label probabilities (N, J), and weights (N,) or None.
+    formula: Callable[[Tensor, Tensor, Tensor | None], Tensor] = field(compare=False)
     is_of_sharp: bool = False  # it compares probabilities, and takes those as certain as left-out labels allow
     settings: Any = None  # what tells it from another one of this name, as plain data
     # Values, larger is better, from hits, false alarms, positives and negatives of two classes; None without threshold.

@@ -129,8 +129,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     readings = boundary.perturbation.inputs[: boundary.n_draws] if isinstance(boundary.perturbation, Readings) else None
     named = [option for option in named if not isinstance(option, Readings)]
     digest = hashlib.sha256(repr((*words, *named)).encode())
-    weights = weights_of(labels, boundary.class_weight, sample_weight)
-    for tensor in (inputs, labels, weights, readings):
+    for tensor in (inputs, labels, weights_of(labels, boundary.class_weight, sample_weight), readings):
         if tensor is not None:
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
             digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
