@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_Shape = tuple[int | str, ...]  # a str stands for any length
+_Shape = tuple[int | str, ...] | None  # a str stands for any length, None for any shape
 _INDEX_DTYPES = (torch.int16, torch.int32, torch.int64, torch.uint8, torch.int8)
 
 
@@ -25,11 +25,11 @@ def as_logits(logits: Tensor) -> Tensor:
 
 
 def check_tensor(
-    name: str, value: Tensor, shape: _Shape | None = None, device: torch.device | None = None, *, below: Any = None
+    name: str, value: Tensor, shape: _Shape = None, device: torch.device | None = None, *, below: float | None = None
 ) -> None:
     """Raise unless `value` is a dense floating-point tensor, or with `below` one of integers in [0, below).
 
-    It has this shape and device; None allows all. The range is checked on a CPU, because other devices would wait.
+    It has this shape and device; None allows all. The range is checked on a CPU alone: others would be waited for.
     """
     is_tensor = isinstance(value, Tensor) and value.layout == torch.strided
     if not is_tensor or not (value.is_floating_point() if below is None else value.dtype in _INDEX_DTYPES):
@@ -67,8 +67,8 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
     """Weights as float64 with mean 1; None if there are none, or if all are equal.
 
-    Raises TypeError or ValueError unless they are floating point, of this shape and device, and on a CPU unless they
-    are positive and finite.
+    Raises TypeError or ValueError unless they are floating point, of this shape and device, positive and finite; on an
+    accelerator values are not looked at.
     """
     if weights is None:
         return None
@@ -98,7 +98,8 @@ def mean_and_error(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tens
 def sum_by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
     """Sum of non-negative `values` (N,) in each group, (n_groups,) float64, the same for every order of the samples.
 
-    They are added as 62-bit fixed-point numbers, in a unit for each group: integers have one sum in any order.
+    They are added as 62-bit fixed-point numbers, whose unit is a power of two for each group: integer addition does not
+    depend on the order.
     """
     values = values.double().nan_to_num(nan=0.0)
     peak = torch.zeros(n_groups, dtype=torch.float64, device=values.device)

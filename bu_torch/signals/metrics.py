@@ -177,7 +177,7 @@ def _of_costs(matrix: Any) -> ExpectedMetric:
     if len(costs) == 2:
         threshold = _implied_threshold(prices)
         of_two = {"of_counts": partial(_negative_cost, prices), "threshold": threshold, "is_at_threshold": True}
-    formula = partial(_cost, costs, of_two.get("threshold"))
+    formula = partial(_cost, costs, of_two.get("threshold", 0.5))
     return ExpectedMetric("cost", "cost", False, formula, settings=prices, n_classes=len(costs), **of_two)
 
 
@@ -196,9 +196,9 @@ def _negative_cost(
     return -(of_class_0 + of_miss * (positives - hits) + of_hit * hits) / (positives + negatives)
 
 
-def _cost(costs: Tensor, threshold: float | None, logits: Tensor, probabilities: Tensor, weights: Any) -> Tensor:
+def _cost(costs: Tensor, threshold: float, logits: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     """Cost of the predictions; of two classes by the threshold that the prices imply."""
-    logits = logits if threshold is None else formulas.decided_at(logits, threshold)
+    logits = formulas.decided_at(logits, threshold) if len(costs) == 2 else logits
     return formulas.expected_cost(logits, probabilities, costs.to(logits.device), weights)
 
 
@@ -223,8 +223,8 @@ def _of_torchmetrics(metric: Any) -> ExpectedMetric:
     is_binary = any(base.__name__.startswith("Binary") for base in type(metric).__mro__)
     own = {key: value for key, value in vars(metric).items() if isinstance(value, bool | int | float | str)}
     options = repr({key: value for key, value in own.items() if not key.startswith("_") and key != "training"})
-    n_classes, formula = 2 if is_binary else getattr(metric, "num_classes", None), partial(_drawn, blank, is_binary)
-    given = words.replace(" ", "_"), words, metric.higher_is_better, formula
+    n_classes = 2 if is_binary else getattr(metric, "num_classes", None)
+    given = words.replace(" ", "_"), words, metric.higher_is_better, partial(_drawn, blank, is_binary)
     return ExpectedMetric(*given, settings=options, n_classes=n_classes, is_drawn=True)
 
 

@@ -142,8 +142,7 @@ def warn_of(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
     for rows, others in copies(inputs, boundary.neighbors):
         is_copied[rows] |= labels[others] == labels[rows]
-    share = float(is_copied.double().mean())
-    if share > _MOST_COPIES:
+    if (share := float(is_copied.double().mean())) > _MOST_COPIES:
         warnings.warn(
             f"{share:.0%} of the samples have an exact copy with the same label among the others, so a network that"
             " memorises labels looks better than it is: pass each sample once, to the callbacks as `reference`.",

@@ -221,8 +221,6 @@ class MixedFeatures:
 
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
-        self._texts: TokenFeatures | None = None
-        self._categories: list[Tensor] = []  # the most frequent ones of each place
 
     def __repr__(self) -> str:  # part of fingerprints
         return f"MixedFeatures({self.packing})"
@@ -230,7 +228,7 @@ class MixedFeatures:
     def fit(self, inputs: Tensor) -> Self:
         rows = self._rows(inputs)
         self._texts = TokenFeatures().fit(rows) if rows.shape[1] > _MOST_PLACES else None
-        self._categories = []
+        self._categories: list[Tensor] = []  # the most frequent ones of each place
         for column in rows.T if self._texts is None else ():
             values, counts = column.unique(return_counts=True)
             self._categories.append(values[counts.argsort(descending=True, stable=True)[:_MOST_CATEGORIES]])
