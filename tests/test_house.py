@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
 HEAVY = {"lightning", "pytorch_lightning", "faiss", "scipy", "sklearn", "plotly", "matplotlib", "torchvision"}
 FRAMEWORKS = {"accelerate", "skorch", "transformers"}
-
+OF_FUNCTIONAL = {"torch", "math", "typing", "collections", "importlib", "bu_torch"}
 
 LEVELS = (
     ("functional", "_version"),
@@ -62,34 +62,18 @@ def imported(nodes):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.fixture(scope="module")
-def imports():
-    """Each file, with what it imports in all, and the packages: all, and those when it is imported itself."""
-    found = []
-    for file in FILES:
-        tree = ast.parse(file.read_text())
-        names, at_once = set(imported(ast.walk(tree))), imported(tree.body)
-        found.append((file, names, *({name.split(".")[0] for name in one} for one in (names, at_once))))
-    return found
-
-
-def test_imports_run_one_way(imports):
-    for file, names, *_ in imports:
-        assert "util" not in file.name
-        own = room(module_of(file))
-        if file == ROOT / "bu_torch" / "__init__.py":
-            own = len(LEVELS)  # the shop window: it shows everything, lazily
-        for name in names:
-            level = room(name)
-            assert level is None or level <= own, f"{file} imports {name}"
-
-
-def test_heavy_packages_are_imported_where_they_belong(imports):
-    of_functional = {"torch", "math", "typing", "collections", "importlib", "bu_torch"}
-    for file, _, packages, at_once in imports:
-        assert file.is_relative_to(ROOT / "callbacks") or not at_once & HEAVY, file
-        assert file.parent.name != "functional" or packages <= of_functional, file
-        assert file.parent.name == "integrations" or not packages & FRAMEWORKS, file
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_imports_run_one_way_and_heavy_packages_are_imported_where_they_belong(file):
+    tree = ast.parse(file.read_text())
+    names, at_once = set(imported(ast.walk(tree))), {name.split(".")[0] for name in imported(tree.body)}
+    own = room(module_of(file))
+    if file == ROOT / "bu_torch" / "__init__.py":
+        own = len(LEVELS)  # the shop window: it shows everything, lazily
+    assert [name for name in names if (level := room(name)) is not None and level > own] == []
+    packages = {name.split(".")[0] for name in names}
+    assert file.is_relative_to(ROOT / "callbacks") or not at_once & HEAVY
+    assert file.parent.name != "functional" or packages <= OF_FUNCTIONAL
+    assert file.parent.name == "integrations" or not packages & FRAMEWORKS
 
 
 def public():

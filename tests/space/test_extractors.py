@@ -79,14 +79,6 @@ def test_the_names_of_tokens_do_not_matter():
     torch.testing.assert_close(renamed @ renamed.T, whole @ whole.T)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int16", "uint8", "uint16", "uint32", "uint64", "array"])
-def test_the_type_of_integers_does_not_matter(dtype):
-    given = TEXTS.numpy() if dtype == "array" else TEXTS.to(getattr(torch, dtype))
-    found = TokenFeatures(10).fit(given).transform(given)
-    assert torch.equal(found, TokenFeatures(10).fit(TEXTS).transform(TEXTS))
-    assert found.dtype == torch.float32
-
-
 def test_tokens_that_tell_nothing_are_left_out():
     tokens = torch.arange(40).view(10, 4)
     tokens[:, 0] = 7

@@ -185,13 +185,6 @@ def test_a_space_that_is_known_is_taken_unless_another_is_asked_for():
         assert estimator.fit(X, Y).space_name_ == expected
 
 
-def test_random_labels_are_told_by_no_space():
-    """Each sample counts once, however few there are: a copy would tell its own label."""
-    labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
-    _, skills, _ = best_space(X, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
-    assert max(skills.values()) < 0.1
-
-
 def test_a_network_whose_features_cannot_be_read_is_no_candidate():
     without_linear = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     rows_are_no_samples = nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40)))
