@@ -73,10 +73,12 @@ def test_the_axes_keep_the_angles_that_there_are():
     torch.testing.assert_close(cosines, expected, atol=1e-6, rtol=0)
 
 
-def test_the_names_of_tokens_do_not_matter():
+def test_neither_the_names_of_tokens_nor_the_type_of_integers_matter():
     names = torch.randperm(1000)[:N_TOKENS]
-    whole, renamed = (TokenFeatures(N_TOKENS).fit(given).transform(given) for given in (TEXTS, names[TEXTS]))
+    types = [TEXTS.to(dtype) for dtype in (torch.int16, torch.uint8, torch.uint16, torch.uint64)]
+    whole, renamed, *others = (TokenFeatures(60).fit(x).transform(x) for x in (TEXTS, names[TEXTS], *types))
     torch.testing.assert_close(renamed @ renamed.T, whole @ whole.T)
+    assert all(torch.equal(other, whole) for other in others)
 
 
 def test_tokens_that_tell_nothing_are_left_out():
