@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +33,9 @@ from bu_torch.run.weights import load
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
 
-_TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`
-
-
-def _choose() -> str:
-    """Choose the namespace imported first, or else the first installed."""
-    imported = [name for name in sys.modules if name in _TREES]  # in the order of their import
-    installed = (tree for tree in _TREES if find_spec(tree.split(".")[0]) is not None)
-    chosen = next(iter(imported), None) or next(installed, None)
-    if chosen is None:
-        raise ImportError("The callbacks need Lightning: `pip install lightning`.")
-    return chosen
-
-
-TREE = _choose()  # name of the namespace in use
+_TREES = [name for name in sys.modules if name in ("lightning.pytorch", "pytorch_lightning")]  # in order of import
+TREE = _TREES[0] if _TREES else "lightning.pytorch"
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -104,13 +91,12 @@ def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") ->
 
 def check_trainer(trainer: Any) -> None:
     """Raise unless this is a trainer of the chosen namespace."""
-    if isinstance(trainer, Trainer):
-        return
-    kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-    origins = [cls.__module__ for cls in type(trainer).__mro__ if cls.__name__ == "Trainer"]
-    other = next((tree for tree in _TREES if any(module.startswith(f"{tree}.") for module in origins)), None)
-    way_out = "" if other is None else f" Import `{other}` before `bu_torch.callbacks`, and not `{TREE}`."
-    raise MisconfigurationException(f"This callback works with a `Trainer` of `{TREE}`, got {kind}.{way_out}")
+    if not isinstance(trainer, Trainer):
+        kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
+        raise MisconfigurationException(
+            f"This callback works with a `Trainer` of `{TREE}`, got {kind}. Import `lightning.pytorch` or"
+            " `pytorch_lightning`, whichever has your trainer, before `bu_torch.callbacks`."
+        )
 
 
 class LightningProcesses(Processes):
