@@ -44,28 +44,20 @@ from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
 
 
-class InternalCallback(Callback):
-    """Base of the callbacks that a stopping callback puts beside itself for one fit."""
-
-    def __init__(self) -> None:
-        skip_empty_hooks(self)
-
-
-class FileKeeper(InternalCallback, ModelCheckpoint):
+class FileKeeper(ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own."""
 
     def __init__(
         self, engine: Engine, written: set[str], token: str, *, is_by_steps: bool, filename: str | None, **options: Any
     ) -> None:
-        ModelCheckpoint.__init__(
-            self,
+        super().__init__(
             monitor=engine.history.score_name,
             mode="max",
             save_on_train_epoch_end=True,
             filename=f"{filename or 'boundary-{epoch}-{step}'}-{token}",
             **options,
         )
-        InternalCallback.__init__(self)
+        skip_empty_hooks(self)
         if not is_by_steps:
             self.__dict__["on_train_batch_end"] = None  # Lightning does not call it
         self.engine = engine
@@ -226,11 +218,11 @@ def _on_cpu(value: Any) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64, device="cpu")
 
 
-class Ending(InternalCallback):
+class Ending(Callback):
     """Calls `conclude(trainer, exception)` after all other callbacks, so that they save the training weights."""
 
     def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
-        super().__init__()
+        skip_empty_hooks(self)
         self._conclude = conclude
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -136,7 +136,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take_arguments(locals() | {"decides": False})
+        self._take_arguments(locals() | {"decides": False})  # all of the above, by their names
 
     def _take_arguments(self, arguments: dict[str, Any]) -> None:
         """Check the arguments, and set them as attributes."""
@@ -157,7 +157,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self.__dict__.update(vars(settings))
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self.source = Source(arguments["reference"], arguments["input_key"], arguments["label_key"])
-        self._begin(settings)
+        self._begin(settings)  # so that results can be asked for before a fit
 
     def _begin(self, settings: Settings) -> None:
         """Begin a training without results."""
@@ -180,7 +180,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         with misconfigured(TypeError, ValueError):
             settings = Settings(**{name: getattr(self, name) for name in _NAMES})  # which may have been set since
         why = _why_not_averaged(trainer) if settings.averaging is not None else ""
-        self._begin(replace(settings, averaging=None) if why else settings)
+        self._begin(replace(settings, averaging=None) if why else settings)  # states are loaded after `setup`
         if why:
             self.engine.tell_if_verbose(f"bu-torch does not average the weights: {why}.")
 
@@ -191,7 +191,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         """Prepare, and open the record; False if a run resumes at other samples, so that no earlier check counts."""
         started, engine = time.perf_counter(), self.engine
         engine.processes = LightningProcesses(trainer)
-        self._n_due = trainer.global_step // (self.every_n_train_steps or 1)
+        self._n_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
         if getattr(trainer.strategy, "zero_stage_3", False):
             raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
@@ -283,7 +283,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # After an exception Lightning calls no `teardown`.
         self._watch.end()
-        self.engine.inputs = None
+        self.engine.inputs = None  # on a device whose memory may be short; all else is needed to judge
         self._end(describe_exception(exception))
 
     def _end(self, reason: str) -> None:

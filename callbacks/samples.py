@@ -38,7 +38,7 @@ from bu_torch.signals.metrics import ACCURACY, as_metric
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
-_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _WAY_OUT = "The training samples can also be passed as `reference=(inputs, labels)`."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
@@ -198,15 +198,17 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
     It calls copies of the module and the data module, so that their own random generators do not move.
     """
     selector = trainer._data_connector._datahook_selector
-    owners = [] if selector is None else [selector.get_instance(name) for name in _BATCH_HOOKS]
-    modules = [str(getattr(owner, name).__module__) for owner, name in zip(owners, _BATCH_HOOKS, strict=False)]
+    owners = [] if selector is None else [selector.get_instance(name) for name in _TRANSFER_HOOKS]
+    modules = [str(getattr(owner, name).__module__) for owner, name in zip(owners, _TRANSFER_HOOKS, strict=False)]
     if all(module.split(".")[0] in ("lightning", "pytorch_lightning") for module in modules):
         return None
     copies = {id(owner): owner for owner in owners}
     for key, owner in list(copies.items()):
         with suppress(Exception):  # the user's classes may raise anything
             copies[key] = copy_of(owner)
-    before, move, after = (getattr(copies[id(owner)], name) for owner, name in zip(owners, _BATCH_HOOKS, strict=True))
+    before, move, after = (
+        getattr(copies[id(owner)], name) for owner, name in zip(owners, _TRANSFER_HOOKS, strict=True)
+    )
 
     def transform(batch: Any) -> Any:
         batch = before(trainer.precision_plugin.convert_input(batch), 0)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.keeper import Ending, FileKeeper, InternalCallback, restore
+from bu_torch.callbacks.keeper import Ending, FileKeeper, restore
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -123,7 +123,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             if not isinstance(filename, str | None):
                 raise TypeError(f"`filename` must be a str or None, got {filename!r}.")
         self.dirpath, self.filename = dirpath, filename
-        self._written: set[str] = set()  # best files of this process
+        self._written: set[str] = set()  # best files of this process, in all fits; keepers add theirs
 
     @classmethod
     def as_published(cls, **overrides: Any) -> Self:
@@ -169,7 +169,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
         that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
         """
-        callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, InternalCallback)]
+        callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, FileKeeper | Ending)]
         if defaults := list(filter(_is_default, callbacks)):
             callbacks = [callback for callback in callbacks if callback not in defaults]
             self.engine.tell_if_verbose(
@@ -188,7 +188,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
         trainer.callbacks = [*callbacks, Ending(self._conclude)]
         if self._keeper is not None:
-            self._keeper.setup(trainer, pl_module, FITTING)
+            self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -227,7 +227,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         elif check.is_best:
             with self.engine.record.counting("saving_seconds"):
                 self._in_memory.keep(check, pl_module)
-        should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)  # all, or none
+        # Histories are equal, but a process in which a rule of the user's differs would leave the others waiting.
+        should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
         # score may recover by then.
         if should_stop and _may_stop(trainer):
@@ -254,7 +255,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
         place = "not in the model"
-        if kept is not None and is_graceful and self.restore_best_weights and not engine.beats_no_constant:
+        if kept is not None and is_graceful and self.restore_best_weights and not engine.is_uninformed:
             place = restore(trainer, self._keeper, self._in_memory.values)
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:

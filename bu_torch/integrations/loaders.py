@@ -49,8 +49,8 @@ def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, rea
     """
     stopper.stopping_reason = stopper.stopping_reason or reason
     stopper.judge()
-    beats_no_constant = stopper.engine.processes.broadcast(stopper.engine.beats_no_constant)
-    if network is not None and stopper.best_epoch is not None and not beats_no_constant:
+    is_uninformed = stopper.engine.processes.broadcast(stopper.engine.is_uninformed)
+    if network is not None and stopper.best_epoch is not None and not is_uninformed:
         try:
             stopper.restore(network)
         except RuntimeError as error:

@@ -268,7 +268,7 @@ class Engine:
         self.record.write(line | seconds)
 
     @property
-    def beats_no_constant(self) -> bool:
+    def is_uninformed(self) -> bool:
         """Whether no check is as good as the same prediction for all samples."""
         metric, values = self.history.metric, map(self.history.value_of, self.history.compared)
         uninformed = self.summary.get(f"one_class_{metric.name}")

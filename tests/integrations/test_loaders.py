@@ -32,20 +32,18 @@ def test_augmented_samples_are_read_again(tmp_path, log):
     assert len(resumed.history) == 2
 
 
-@pytest.mark.parametrize("beats_no_constant", [False, True])
-def test_weights_that_predict_worse_than_one_class_alone_are_not_loaded(beats_no_constant):
+@pytest.mark.parametrize("is_uninformed", [False, True])
+def test_weights_that_predict_worse_than_one_class_alone_are_not_loaded(is_uninformed):
     features, labels = blobs(n_classes=2)
     network = nn.Linear(4, 2)
     with torch.no_grad():
         network.bias.zero_()
-        network.weight.copy_(
-            torch.stack([features[labels == k].mean(dim=0) for k in (0, 1)]) * (-1) ** beats_no_constant
-        )
+        network.weight.copy_(torch.stack([features[labels == k].mean(dim=0) for k in (0, 1)]) * (-1) ** is_uninformed)
         stopper = make_stopper(network, in_order(features, labels), **OPTIONS)
         stopper.check(network)
         network.weight.zero_()
     conclude(stopper, network)
-    assert network.weight.any() != beats_no_constant
+    assert network.weight.any() != is_uninformed
     assert stopper.best_epoch == 0
 
 
