@@ -32,7 +32,8 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 
 N_EPOCHS = 5
-FEW = {"n_neighbors": 20, "n_draws": 2, "patience": 2}
+# The second check is the best, and the fourth ends the training, if settings do not say otherwise.
+FEW = {"n_neighbors": 20, "n_draws": 2, "patience": 2, "rule": Given((0.5, 0.9, 0.8, 0.7))}
 
 
 # Data.
@@ -343,7 +344,7 @@ class Scenario:
     is_measured_alone: bool = True  # by the samples and the settings, without what the module says of them
 
     def all_settings(self, **others):
-        return {**FEW, **copy.deepcopy(self.settings), **others}
+        return copy.deepcopy({**FEW, **self.settings, **others})
 
     def stopping(self):
         return BoundaryUncertaintyStopping(**self.all_settings())
@@ -394,7 +395,7 @@ def global_state():
     return {
         "torch": torch.get_rng_state().tolist(),
         "python": random.getstate(),
-        "numpy": str(np.random.get_state()),
+        "numpy": [np.asarray(part).tolist() for part in np.random.get_state()],
         "gradient": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
@@ -451,7 +452,7 @@ class Case:
 
     @cached_property
     def killed(self):
-        return self.killed_in(2)
+        return self.killed_in(3)
 
     def killed_in(self, epoch):
         """End a training within an epoch; its callback, and the user's last checkpoint."""
@@ -461,10 +462,10 @@ class Case:
                 raise RuntimeError("killed")
 
         folder, stopping = self.folder / f"killed in {epoch}", self.scenario.stopping()
-        last = ModelCheckpoint(folder / "user", save_last=True)
+        last = ModelCheckpoint(folder / "user")
         with pytest.raises(RuntimeError, match="killed"):
             self.scenario.train(folder, LambdaCallback(on_train_batch_start=kill), stopping, last)
-        return stopping, last.last_model_path
+        return stopping, last.best_model_path
 
     def resumed(self, path):
         stopping = self.scenario.stopping()
@@ -479,7 +480,7 @@ TOKENS = {"perturbation": "tokens"}
 # The best check is amid the second epoch.
 WITHIN = {"every_n_train_steps": 2, "patience": 20, "reference": blobs(), "rule": Given((0.1, 0.3, 0.9, 0.2))}
 SCENARIOS = {
-    "a table": Scenario(settings={"patience": 50}),
+    "a table": Scenario(settings={"patience": 50, "rule": "accuracy_uncertainty_trust"}),
     "weights as they are": Scenario(settings={"averaging": None}),
     "imbalanced": Scenario(imbalanced, lambda: Model(normed(2)), {"class_weight": "balanced"}),
     "a weighted sampler": Scenario(weights=1.0 + torch.arange(120.0), resumes=False),
@@ -493,7 +494,9 @@ SCENARIOS = {
     "one logit": Scenario(imbalanced, lambda: OneLogit(normed(1)), {"averaging": None}),
     "a rule that remembers": Scenario(settings={"rule": Given((0.1, 0.3, 0.2, 0.5, 0.4)), "averaging": None}),
     "a late start": Scenario(settings={"start_from_epoch": 1, "rule": "trust_score"}),
-    "improvements of some size": Scenario(settings={"min_delta": 0.05, "averaging": 0.3}),
+    "improvements of some size": Scenario(
+        settings={"min_delta": 0.05, "averaging": 0.3, "rule": Given((0.5, 0.9, 0.93, 0.8))}
+    ),
     "no patience": Scenario(settings={"patience": 0, "rule": "trust_score"}, resumes=False),
     "every second epoch": Scenario(settings={"every_n_epochs": 2, "patience": 1}, **NO_LOOP),
     "checks within epochs": Scenario(settings={"every_n_train_steps": 2, "patience": 20}, **TRACELESS),

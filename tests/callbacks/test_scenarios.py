@@ -91,8 +91,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(case, place):
     assert_goes_on(case, last if place == "last" else first.best_model_path)
 
 
-@pytest.mark.parametrize("case", ["a table", "weights as they are"], indirect=True, scope="module")
-@pytest.mark.parametrize("epoch", range(1, N_EPOCHS))
+@pytest.mark.parametrize("case", ["a table"], indirect=True, scope="module")
+@pytest.mark.parametrize("epoch", [1, 2, 4])
 def test_a_run_goes_on_in_whichever_epoch_it_was_killed(case, epoch):
     assert_goes_on(case, case.killed_in(epoch)[1])
 

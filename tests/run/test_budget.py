@@ -1,6 +1,5 @@
 """At how many samples a check looks, and at how many draws of each, as the record says."""
 
-import math
 import sys
 
 import pytest
@@ -8,12 +7,15 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Classifier, blobs, fit, loader
 from readable import Endless
-from scenarios import tokens
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
+from bu_torch.run.prepare import plan
+from bu_torch.run.reader import NetworkReader
+from bu_torch.run.settings import Settings
+from bu_torch.samples.samples import whole_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:::bu_torch")
 
@@ -23,38 +25,30 @@ def planned(path):
     return data["n_samples"], data["n_draws"]
 
 
-def plan_of(folder, network, inputs, labels, **settings):
-    stopper = BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20, folder=folder, **settings)
-    stopper.check(network)
-    return planned(stopper.record_path)
-
-
 def heavy(module, n_weights=2 * 10**6):
     """The module, whose passes cost so much more."""
     module.register_parameter("heavy", nn.Parameter(torch.zeros(n_weights)))
     return module
 
 
-SMALL, LARGE = 10, 2 * 10**6
-
-
 @pytest.mark.parametrize(
-    ("n_training", "n_weights", "settings", "expected"),
+    ("n_training", "n_operations", "settings", "expected"),
     [
-        (686, SMALL, {}, (686, 4)),
-        (2500, SMALL, {}, (2500, 2)),
-        (2500, 129_985, {}, (2000, 1)),
-        (2500, LARGE, {}, (500, 1)),
-        (4000, LARGE, {}, (600, 1)),
-        (200, LARGE, {}, (200, 2)),
-        (2500, SMALL, {"n_draws": 1000}, (20, 1000)),
-        (2500, SMALL, {"max_samples": 300}, (300, 4)),
-        (2500, SMALL, {"max_samples": 300, "n_draws": 5}, (300, 5)),
-        (1500, SMALL, {"rule": "parzen_uncertainty"}, (1500, 3)),
+        (686, 20, {}, (686, 4)),
+        (2500, 20, {}, (2500, 2)),
+        (2500, 260_000, {}, (2000, 1)),
+        (2500, 4_000_000, {}, (500, 1)),
+        (4000, 4_000_000, {}, (600, 1)),
+        (200, 4_000_000, {}, (200, 2)),
+        (2500, 20, {"n_draws": 1000}, (20, 1000)),
+        (2500, 20, {"max_samples": 300}, (300, 4)),
+        (2500, 20, {"max_samples": 300, "n_draws": 5}, (300, 5)),
+        (1500, 20, {"rule": "parzen_uncertainty"}, (1500, 3)),
     ],
 )
-def test_the_price_of_a_pass_and_the_data_set_the_plan(tmp_path, n_training, n_weights, settings, expected):
-    assert plan_of(tmp_path, heavy(nn.Linear(4, 3), n_weights), *blobs(n_training), **settings) == expected
+def test_the_price_of_a_pass_and_the_data_set_the_plan(n_training, n_operations, settings, expected):
+    settings = Settings(n_neighbors=20, **settings)
+    assert plan(settings, n_training, n_training, n_operations) == expected
 
 
 def test_what_an_epoch_visits_sets_the_price(tmp_path):
@@ -94,35 +88,30 @@ class Recurrent(nn.LSTM):
         return super().forward(x)[0]
 
 
-def convolutions():
-    return nn.Sequential(*(nn.Conv2d(n, 8, 3, padding=1) for n in (1, 8, 8)), nn.AvgPool2d(28))
-
-
-def transformer():
-    return nn.TransformerEncoderLayer(16, 2, dim_feedforward=32, batch_first=True)
+PICTURES, SEQUENCES = torch.rand(3, 1, 28, 28), torch.rand(3, 200, 16)
+CONVOLUTIONS = nn.Sequential(*(nn.Conv2d(n, 8, 3, padding=1) for n in (1, 8, 8)), nn.AvgPool2d(28))
+RECURRENT = Recurrent(16, 16, num_layers=2, batch_first=True)
+TRANSFORMER = nn.TransformerEncoderLayer(16, 2, dim_feedforward=32, batch_first=True)
 
 
 @pytest.mark.parametrize(
-    ("layers", "shape", "n_outputs", "is_heavy"),
+    ("layer", "inputs", "n_outputs", "n_products"),
     [
-        (convolutions, (1, 28, 28), 8, True),
-        (lambda: Recurrent(16, 16, num_layers=2, batch_first=True), (200, 16), 3200, True),
-        (transformer, (200, 16), 3200, True),
-        (nn.Identity, (1, 28, 28), 784, False),
+        (CONVOLUTIONS, PICTURES, 8, 28**2 * 9 * 8 * (1 + 8 + 8)),
+        (RECURRENT, SEQUENCES, 3200, 200 * 2 * 4 * 16 * (16 + 16 + 2)),
+        (TRANSFORMER, SEQUENCES, 3200, 200 * 16 * (4 * 16 + 2 * 32)),
+        (nn.Identity(), PICTURES, 784, 784 * 3),
+        (nn.EmbeddingBag(30_000, 64), torch.randint(60, (3, 12)), 64, 64 * 3),
     ],
-    ids=["convolutions", "recurrent", "transformer", "linear"],
+    ids=["convolutions", "recurrent", "transformer", "linear", "a table of words"],
 )
-def test_operations_count_not_weights(tmp_path, layers, shape, n_outputs, is_heavy):
-    module = nn.Sequential(layers(), nn.Flatten(), nn.Linear(n_outputs, 3)).eval()
-    inputs, labels = blobs(700, math.prod(shape))
-    found = plan_of(tmp_path, module, inputs.view(-1, *shape), labels, feature_extractor="inputs")
-    assert (found < (700, 1)) == is_heavy
+def test_operations_count_not_weights(layer, inputs, n_outputs, n_products):
+    module = nn.Sequential(layer, nn.Flatten(), nn.Linear(n_outputs, 3))
+    settings = Settings(perturbation=None if inputs.is_floating_point() else "tokens")
+    samples = whole_samples(inputs, torch.arange(3), keep_integers=True)
+    found = NetworkReader(settings, None).operations_of(module, samples)
+    assert found == pytest.approx(2 * n_products, rel=0.1)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-
-
-def test_a_table_of_words_costs_what_a_text_uses_of_it(tmp_path):
-    network = nn.Sequential(nn.EmbeddingBag(30_000, 64), nn.Linear(64, 2))
-    assert plan_of(tmp_path, network, *tokens(700), perturbation="tokens") >= (700, 1)
 
 
 def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
@@ -148,11 +137,12 @@ def test_samples_that_are_held_are_bounded_unless_so_many_are_asked_for(
     for module in [module for name, module in sys.modules.items() if name.startswith("bu_torch")]:
         if "MAX_BYTES" in vars(module):
             monkeypatch.setattr(module, "MAX_BYTES", bound)
-    assert plan_of(tmp_path, nn.Linear(784, 3), *blobs(300, 784), **settings)[0] == expected
+    stopper = BoundaryUncertaintyStopper(*blobs(300, 784), n_neighbors=20, folder=tmp_path, **settings)
+    stopper.check(nn.Linear(784, 3))
+    assert planned(stopper.record_path)[0] == expected
 
 
 def test_a_network_gets_few_large_inputs_at_a_time():
-    n_rows, large = [], torch.rand(40, 3, 320, 320, generator=torch.Generator().manual_seed(0))
-    stopper = BoundaryUncertaintyStopper(large, torch.arange(40) % 2, n_neighbors=10, n_draws=1, averaging=None)
-    stopper.check(lambda inputs: n_rows.append(len(inputs)) or inputs.flatten(1)[:, :2])
+    n_rows, large = [], torch.zeros(()).expand(40, 3, 320, 320)
+    NetworkReader(Settings(), None).read(lambda inputs: n_rows.append(len(inputs)) or inputs[:, 0, 0, :2], large)
     assert max(n_rows) <= 32
