@@ -361,7 +361,7 @@ class Scenario:
         settings = {k: v for k, v in self.all_settings(**others).items() if not k.startswith("every_n_")}
         return BoundaryUncertaintyStopper(*self.samples(), sample_weight=self.weights, **settings)
 
-    def train(self, folder, *callbacks, others_first=False, ckpt_path=None):
+    def train(self, folder, *callbacks, others_first=False, ckpt_path=None, **options):
         """Train from the same weights in the same order each time; what was seen, the module and the trainer.
 
         A run that goes on begins with another random state.
@@ -369,7 +369,7 @@ class Scenario:
         pl.seed_everything(3 if ckpt_path is None else 4, verbose=False)
         look, module = Look(), self.module()
         order = [*self.others(), *callbacks] if others_first else [*callbacks, *self.others()]
-        made = trainer(folder, *order, look, **{"max_epochs": N_EPOCHS, **copy.deepcopy(self.options)})
+        made = trainer(folder, *order, look, **{"max_epochs": N_EPOCHS, **copy.deepcopy(self.options), **options})
         made.fit(module, self.batches(), ckpt_path=ckpt_path)
         return look.seen, module, made
 
@@ -443,7 +443,7 @@ class Case:
 
     @cached_property
     def plain(self):
-        return self.scenario.train(self.folder / "plain")
+        return self.scenario.train(self.folder / "plain", **NO_FILES)
 
     @cached_property
     def whole(self):

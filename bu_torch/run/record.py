@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path | ExpectedMetric) else type(value).__name__
 
 
+@cache
 def package_versions() -> dict[str, str]:
     """Versions of the packages that a result depends on."""
     versions = {"python": platform.python_version()}
