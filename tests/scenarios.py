@@ -131,8 +131,11 @@ class Halves(Model):
 
 
 class OneLogit(Model):
+    """Trains by its weights alone: neither it nor a part of it gets a batch."""
+
     def training_step(self, batch, batch_idx):
-        return nn.functional.binary_cross_entropy_with_logits(self(batch[0]).squeeze(1), batch[1].float())
+        hidden = nn.functional.linear(batch[0], self.net[0].weight, self.net[0].bias)
+        return nn.functional.binary_cross_entropy_with_logits(self.net[1:](hidden).squeeze(1), batch[1].float())
 
 
 class TwoOptimizers(Model):

@@ -44,6 +44,7 @@ def heavy(module, n_weights=2 * 10**6):
         (2500, 20, {"max_samples": 300}, (300, 4)),
         (2500, 20, {"max_samples": 300, "n_draws": 5}, (300, 5)),
         (1500, 20, {"rule": "parzen_uncertainty"}, (1500, 3)),
+        (3500, 20, {"rule": "parzen_uncertainty"}, (3000, 1)),
     ],
 )
 def test_the_price_of_a_pass_and_the_data_set_the_plan(n_training, n_operations, settings, expected):
