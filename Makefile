@@ -96,8 +96,10 @@ lint: .venv/test
 	$(BIN)/python -m pip install --quiet --editable ".[test,vision]"
 	touch $@
 
+# The pages ask no other server.
 docs: .venv/docs
 	$(BIN)/python -m mkdocs build --strict
+	! grep -rE '<(script|link|img)[^>]*(src|href)="?https?:' --include='*.html' site
 
 clean:
 	rm -rf .venv .venv-integrations .venv-oldest .venv-plain build dist site *.egg-info

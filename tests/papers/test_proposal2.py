@@ -49,18 +49,14 @@ def test_samples_move_by_the_law_of_the_text_where_it_is_asked_for():
     torch.testing.assert_close(space.transform(inputs), expected)
 
 
-@pytest.mark.parametrize("classifier", [LogisticRegression(), RandomForestClassifier(30, random_state=0)])
-def test_scikit_learn_classifiers_are_scored(classifier):
-    features, labels = blobs(400, n_classes=2, seed=1)
-    fitted = ParzenUncertainty().fit(features.numpy(), labels.numpy())
-    classifier.fit(features.numpy(), labels.numpy())
-    by_probability = float(fitted.score(classifier.predict_proba))
-    assert 0 < by_probability <= 1
-    if isinstance(classifier, LogisticRegression):
-        assert by_probability > 0.5
-        assert float(fitted.score(classifier.decision_function)) == pytest.approx(by_probability, abs=0.01)
-    with pytest.warns(UserWarning, match="in one column"):
-        fitted.score(lambda x: classifier.predict_proba(x)[:, 1])
+def test_scikit_learn_classifiers_are_scored():
+    samples = [part.numpy() for part in blobs(400, n_classes=2, seed=1)]
+    fitted, line = ParzenUncertainty().fit(*samples), LogisticRegression().fit(*samples)
+    by_probability = float(fitted.score(line.predict_proba))
+    assert 0.5 < by_probability <= 1
+    assert float(fitted.score(line.decision_function)) == pytest.approx(by_probability, abs=0.01)
+    forest = RandomForestClassifier(30, random_state=0).fit(*samples)  # gives probabilities of 0
+    assert 0 < fitted.score(forest.predict_proba) <= 1
 
 
 @pytest.mark.parametrize("feature_extractor", [None, "inputs", "patches", lambda images: images.flatten(1)])
