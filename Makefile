@@ -70,6 +70,7 @@ test-integrations: .venv-integrations/installed
 	OMP_NUM_THREADS=1 .venv-integrations/bin/python -m pytest --no-skips -rs tests/integrations tests/test_odd.py $(INTEGRATED)
 
 INTEGRATED := $(addprefix tests/docs/test_recipes.py::test_,skorch_callback huggingface_trainer lightning_cli optuna ray)
+INTEGRATED += $(patsubst %,'tests/docs/test_recipes.py::test_a_recipe_does_what_its_page_says[%]',wandb_offline mlflow_local text_embeddings)
 
 .venv-integrations/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-integrations
