@@ -23,8 +23,7 @@ SpaceName = Literal[BaseSpace, "metric"]  # spaces that follow from the samples 
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
-_COMPARED = 1500  # samples
-_ALL_COMPARED = 2000  # up to this many, all are compared, without a copy
+_COMPARED, _ALL_COMPARED = 1500, 2000  # samples; up to the second number, all are compared, without a copy
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
 _MOST_FEATURES = 1024  # the cost of a metric grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds

@@ -15,9 +15,8 @@ _SEARCHED_ELEMENTS = 2**21  # queries x features, or x candidates, of one search
 _RANKED_ELEMENTS = 2**20  # candidates x features whose distances are computed at once
 _SPARE_CANDIDATES = 8  # at most; a search for one neighbour takes three
 _FARTHEST = 1e15  # in units of the base; squares of more are none of float32
-_LISTS = 4  # number of inverted lists, times sqrt(B)
+_LISTS, _SEARCHED = 4, 1 / 16  # number of inverted lists by sqrt(B), and the share of them that is searched
 _STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
-_SEARCHED = 1 / 16  # share of the lists
 _CACHED_ELEMENTS, _LEAST_ROWS = 2**17, 256  # of 1 MB, which fits a cache
 
 

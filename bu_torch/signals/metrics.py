@@ -19,7 +19,6 @@ from bu_torch.internal.inputs import as_tensor
 # Rank correlation with the same on test data: 0.1 for log loss and 0.0 for the Brier score, and 0.9 with two classes.
 _MANY_CLASSES = 4
 _N_DRAWS = 5  # labels are drawn so often for a metric of torchmetrics
-_PREFIX = "expected_"
 THRESHOLD = "threshold"  # entry of a check: threshold of class 1 of two, from which it is to be predicted
 
 
@@ -48,7 +47,7 @@ class ExpectedMetric:
     @property
     def signal(self) -> str:
         """Name of its signal in histories, logs and records."""
-        return _PREFIX + self.name
+        return f"expected_{self.name}"
 
     @property
     def at_threshold(self) -> str:
