@@ -2,18 +2,13 @@
 
 import itertools
 
-import problems
 import torch
+from problems import Made, blobs
 from torch.utils.data import IterableDataset, Sampler, TensorDataset
 
-X, Y = problems.blobs(120)
+X, Y = blobs()
 WHOLE = TensorDataset(X, Y)
 PAIRS = list(zip(X, Y, strict=True))
-
-
-class Made(problems.Made):
-    def __init__(self, item=lambda i: (X[i], Y[i]), length=120):
-        super().__init__(item, length)
 
 
 BATCHES = Made(lambda i: (X[i * 40 : i * 40 + 40], Y[i * 40 : i * 40 + 40]), 3)

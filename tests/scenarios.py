@@ -220,13 +220,6 @@ class Compiled(Model):
         self.net.compile(backend="eager")
 
 
-class Fed(Model):
-    """Takes inputs of any precision."""
-
-    def forward(self, x):
-        return super().forward(x.to(next(self.parameters()).dtype))
-
-
 class Gate(Model):
     """Logs in `forward`, also past Lightning."""
 
@@ -524,8 +517,8 @@ SCENARIOS = {
         module=lambda: Model(normed(), nn.CrossEntropyLoss(torch.tensor([1.0, 4.0, 2.0]))), **OF_MODULE
     ),
     "autocast": Scenario(options={"precision": "bf16-mixed"}, **OF_MODULE),
-    "bfloat16": Scenario(module=lambda: Fed(normed()), options={"precision": "bf16-true"}, **OF_MODULE),
-    "float64": Scenario(module=lambda: Fed(normed()), options={"precision": "64-true"}, **OF_MODULE),
+    "bfloat16": Scenario(options={"precision": "bf16-true"}, **OF_MODULE),
+    "float64": Scenario(options={"precision": "64-true"}, **OF_MODULE),
     **{
         f"beside an average of Lightning's, {when}": Scenario(
             others=lambda how=how: [EMAWeightAveraging(decay=0.5, **how)],

@@ -2,43 +2,33 @@
 
 import pytest
 import torch
-from problems import Plain, Weights, averages_of, blobs, close, in_order, same
+from problems import Plain, Weights, blobs, in_order, same
 from problems import fit_again as fit
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 
-PAST = 0.6
-
-
-def averaged(weights, last):
-    """The average of the weights of training in the checks up to the last."""
-    return averages_of([weights.of_epoch[epoch] for epoch in range(last + 1)], PAST)
-
 
 def stopping(**kwargs):
-    return BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, "averaging": PAST, **kwargs})
+    return BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, "averaging": 0.6, **kwargs})
 
 
 @pytest.mark.parametrize("is_of_weights_alone", [False, True])
-def test_the_file_holds_the_average_and_loads_as_any_other(tmp_path, is_of_weights_alone):
+def test_the_file_loads_as_any_other_and_holds_the_weights_of_training_unless_told_otherwise(
+    tmp_path, is_of_weights_alone
+):
     own, weights = stopping(save_weights_only=is_of_weights_alone), Weights()
     module, made = fit(tmp_path, own, weights)
     saved = torch.load(own.best_model_path, weights_only=True)
-    assert close(saved["state_dict"], averaged(weights, own.best_epoch))
-    assert not close(saved["state_dict"], weights.of_epoch[own.best_epoch])
-    assert ("raw_state_dict" in saved) != is_of_weights_alone
     raw = saved.get("raw_state_dict", {})
-    assert close(raw, {name: weights.of_epoch[own.best_epoch][name] for name in raw})
-    assert is_of_weights_alone or raw.keys() == {n for n, v in saved["state_dict"].items() if v.is_floating_point()}
+    assert same(raw, {name: weights.of_epoch[own.best_epoch][name] for name in raw})
+    of_numbers = {name for name, value in saved["state_dict"].items() if value.is_floating_point()}
+    assert raw.keys() == (set() if is_of_weights_alone else of_numbers)
     assert is_of_weights_alone != bool({"callbacks", "optimizer_states", "lr_schedulers"} & saved.keys())
     assert same(Plain.load_from_checkpoint(own.best_model_path).state_dict(), saved["state_dict"])
     (tested,) = made.test(module, in_order(), ckpt_path="best", verbose=False)
     logits = module.eval()(blobs()[0])
     assert tested["test_loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, blobs()[1])), abs=1e-5)
-    if is_of_weights_alone:
-        with pytest.raises(KeyError):
-            fit(tmp_path, stopping(), ckpt_path=own.best_model_path)
 
 
 @pytest.mark.filterwarnings("ignore:The run resumes with averaging=None", "ignore:Patience and the best epoch")

@@ -151,7 +151,9 @@ RISING, FLAT = (0.0, 0.2, 1.0, 0.98, 0.5), (0.0, *[1.0] * 21)
 )
 def test_the_word_of_confidence_and_its_numbers(samples, n, shares, word):
     data = samples(n)
-    stopper = stopper_of(*data, averaging=None, n_draws=1, rule="expected_accuracy", patience=99)
+    stopper = stopper_of(
+        *data, averaging=None, n_draws=1, rule="expected_accuracy", patience=99, feature_extractor="inputs"
+    )
     for model in learners(*data, shares):
         stopper.check(model)
     stopper.close()
@@ -164,7 +166,7 @@ def test_the_word_of_confidence_and_its_numbers(samples, n, shares, word):
     assert (summary["n_checks"], summary["first_accuracy"]) == (len(shares), accuracies[0])
     assert (summary["expected_accuracy"], summary["gain"]) == pytest.approx((best, gain))
     assert len(summary["doubts"]) == (n < 500) + (best < 0.7) + (gain <= 1)
-    signals = Signals(20, 1).fit(*data)
+    signals = Signals(20, 1, feature_extractor="inputs").fit(*data)
     assert summary["skill"] == pytest.approx(signals.skill)
     shares_of_classes = signals.probabilities.mean(dim=0)
     assert summary["one_class_accuracy"] == pytest.approx(float(shares_of_classes.max()), abs=1e-6)
