@@ -337,6 +337,7 @@ class Scenario:
     weights: Any = None  # by which a sampler draws
     resumes: bool = True  # to the bit; random numbers of a module are in no checkpoint
     loops: bool = True  # is the same training in a loop of one's own
+    of_loss: dict[str, Any] = field(default_factory=dict)  # settings that its weights stand for
     is_measured_alone: bool = True  # by the samples and the settings, without what the module says of them
 
     def all_settings(self, **others):
@@ -355,7 +356,7 @@ class Scenario:
 
     def stopper(self, **others):
         settings = {k: v for k, v in self.all_settings(**others).items() if not k.startswith("every_n_")}
-        return BoundaryUncertaintyStopper(*self.samples(), sample_weight=self.weights, **settings)
+        return BoundaryUncertaintyStopper(*self.samples(), sample_weight=self.weights, **settings, **self.of_loss)
 
     def train(self, folder, *callbacks, others_first=False, ckpt_path=None, **options):
         """Train from the same weights in the same order each time; what was seen, the module and the trainer.
@@ -514,7 +515,8 @@ SCENARIOS = {
     "two optimisers": Scenario(module=lambda: TwoOptimizers(normed()), **NO_LOOP),
     "gradients of two batches": Scenario(options={"accumulate_grad_batches": 2}, **NO_LOOP),
     "a weighted loss": Scenario(
-        module=lambda: Model(normed(), nn.CrossEntropyLoss(torch.tensor([1.0, 4.0, 2.0]))), **OF_MODULE
+        module=lambda: Model(normed(), nn.CrossEntropyLoss(torch.tensor([1.0, 4.0, 2.0]))),
+        of_loss={"class_weight": [1.0, 4.0, 2.0]},
     ),
     "autocast": Scenario(options={"precision": "bf16-mixed"}, **OF_MODULE),
     "bfloat16": Scenario(options={"precision": "bf16-true"}, **OF_MODULE),

@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from problems import fit_again
-from scenarios import Model, normed
 from torch import nn
 
-from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.trainer import class_weights_of
 
 W = torch.tensor([1.0, 4.0, 2.0])
@@ -29,16 +26,3 @@ def test_weights_of_loss_modules_count_if_they_agree(losses):
     assert weights == expected
     assert "`class_weight=" in line
     assert class_weights_of(nn.ModuleList([CE(), BCE(), NLL(torch.full((3,), 2.0))]), 3) == (None, "")
-
-
-def test_a_training_is_measured_with_the_weights_of_its_loss(tmp_path):
-    def history(module, **settings):
-        monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, **settings)
-        fit_again(tmp_path, monitor, module=module, max_epochs=1)
-        return monitor.history
-
-    def weighted():
-        return Model(normed(), CE(W))
-
-    assert history(weighted) == history(weighted, class_weight=W.tolist())
-    assert history(weighted) != history(weighted, class_weight=[1.0] * 3)

@@ -18,29 +18,28 @@ def stopper_of(features, labels, **settings):
     return BoundaryUncertaintyStopper(features, labels, **{"n_neighbors": 20, **settings})
 
 
-class Steps:
-    """The same training for a loop and a trainer: full batches, so that the order of samples plays no part."""
+def learners(features, labels, shares):
+    """Networks that know that share of what tells the classes apart, and are noise otherwise."""
+    means = torch.stack([features[labels == label].mean(dim=0) for label in labels.unique()])
+    for seed, share in enumerate(shares):
+        layer, noise = nn.Linear(4, len(means)), torch.randn(means.shape, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            layer.weight.copy_(share * means + (1 - share) * noise)
+            layer.bias.copy_(-share * means.square().sum(dim=1) / 2)
+        yield layer
 
-    def __init__(self, seed=0):
-        torch.manual_seed(seed)
-        self.samples = self.features, self.labels = blobs(n=200)
-        self.model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
 
-    def epoch(self):
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(self.features), self.labels).backward()
-        self.optimizer.step()
+def separated(n):
+    features, labels = blobs(n)
+    return features + 2 * nn.functional.one_hot(labels, 4), labels
 
 
 def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
-    steps = Steps()
-    stopper = stopper_of(*steps.samples, n_draws=2, patience=9, folder=tmp_path)
-    for epoch, step in [(0, 5), (0, 10), (1, 15)]:
-        steps.epoch()
-        stopper.check(steps.model, epoch, step=step)
-    steps.epoch()
-    stopper.check(steps.model, step=20)
+    stopper = stopper_of(*blobs(), n_draws=2, patience=9, folder=tmp_path)
+    *models, last = learners(*blobs(), (0.0, 0.3, 1.0, 0.5))
+    for model, epoch, step in zip(models, (0, 0, 1), (5, 10, 15), strict=True):
+        stopper.check(model, epoch, step=step)
+    stopper.check(last, step=20)
     assert [(entry["epoch"], entry["step"]) for entry in stopper.history] == [(0, 5), (0, 10), (1, 15), (1, 20)]
     best = max(stopper.history, key=lambda entry: entry["accuracy_uncertainty_trust"])
     assert (stopper.best_epoch, stopper.best_step) == (best["epoch"], best["step"])
@@ -52,8 +51,8 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
         ({"epoch": 1}, "`epoch` must be larger than that of the last check, 1, got 1"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
-            stopper.check(steps.model, **arguments)
-    stopper.restore(steps.model)
+            stopper.check(last, **arguments)
+    stopper.restore(last)
     record = read_record(tmp_path)
     assert record.places == [5, 10, 15, 20]
     assert (record.axis, record.kept) == ("step", stopper.best_step)
@@ -73,18 +72,15 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
 
 
 def test_a_reason_holds_until_a_better_epoch():
-    steps = Steps()
-    stopper = stopper_of(*steps.samples, patience=1)
-    assert [stopper.check(steps.model) for _ in range(2)] == [False, True]  # the same weights are no better
+    stopper, (first, better) = stopper_of(*blobs(), patience=1), learners(*blobs(), (0.0, 1.0))
+    assert [stopper.check(first) for _ in range(2)] == [False, True]  # the same weights are no better
     assert stopper.stopping_reason
-    for _ in range(5):
-        steps.epoch()
-    assert not stopper.check(steps.model)
+    assert not stopper.check(better)
     assert stopper.stopping_reason == ""
     assert stopper.stopped_epoch is None
     stopper.close()
     with pytest.warns(UserWarning, match="another stopper"):
-        stopper.check(steps.model)
+        stopper.check(better)
 
 
 class Accurate(Rule):
@@ -104,30 +100,12 @@ JUDGED = ("word", "skill", "gain", "n_equals", "n_checks", "n_samples", "doubts"
     [*((name, "accuracy" in name) for name in RULE_NAMES if name != "parzen_uncertainty"), (Accurate(), False)],
 )
 def test_a_choice_is_judged_if_expected_accuracy_has_made_it(rule, is_judged):
-    steps = Steps()
-    stopper = stopper_of(*steps.samples, rule=rule)
-    for _ in range(3):
-        steps.epoch()
-        stopper.check(steps.model)
+    stopper = stopper_of(*blobs(), rule=rule)
+    for model in learners(*blobs(), (0.0, 0.5, 1.0)):
+        stopper.check(model)
     stopper.close()
     assert {stopper.summary[name] is not None for name in JUDGED} == {is_judged}
     assert stopper.summary["score"] == stopper.best_score
-
-
-def learners(features, labels, shares):
-    """Networks that know that share of what tells the classes apart, and are noise otherwise."""
-    means = torch.stack([features[labels == label].mean(dim=0) for label in labels.unique()])
-    for seed, share in enumerate(shares):
-        layer, noise = nn.Linear(4, len(means)), torch.randn(means.shape, generator=torch.Generator().manual_seed(seed))
-        with torch.no_grad():
-            layer.weight.copy_(share * means + (1 - share) * noise)
-            layer.bias.copy_(-share * means.square().sum(dim=1) / 2)
-        yield layer
-
-
-def separated(n):
-    features, labels = blobs(n)
-    return features + 2 * nn.functional.one_hot(labels, 4), labels
 
 
 def hopeless(n):
