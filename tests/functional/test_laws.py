@@ -176,6 +176,7 @@ def test_one_logit_stands_for_two_classes_and_classes_that_are_never_likely_chan
     expected = F.boundary_uncertainty(two, likely)
     for same in (difference, difference.unsqueeze(1), pad(two, (0, 3), value=-99.0)):
         assert F.boundary_uncertainty(same, likely) == expected
+    assert F.boundary_uncertainty(pad(two, (0, 1), value=99.0), likely) == 0  # of a class that no label has
     flipped = F.boundary_uncertainty(logits, likely.flip(1))  # Eq. 38 knows the doubt alone
     assert float(flipped) == pytest.approx(float(expected), abs=1e-12)
 

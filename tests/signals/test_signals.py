@@ -156,18 +156,6 @@ def test_images_are_scored_by_accuracy_and_if_augmented_by_their_labels_too(are_
     assert float(values["accuracy_uncertainty_trust"]) == pytest.approx(float(score))
 
 
-def test_more_columns_than_classes_are_empty_classes():
-    signals = fitted()
-    logits = read(signals)
-    values, _ = signals.measure(logits)
-    wide, predictions = signals.measure(nn.functional.pad(logits, (0, 2), value=1e6))
-    assert predictions.unique().tolist() == [3]
-    assert {float(wide[name]) for name in ("expected_accuracy", "vote_agreement")} == {0.0}
-    wider, _ = signals.measure(nn.functional.pad(logits, (0, 2), value=-1e6))
-    assert list(wider) == list(values)
-    assert [float(value) for value in wider.values()] == pytest.approx([float(value) for value in values.values()])
-
-
 @pytest.mark.filterwarnings("error")
 def test_labels_that_the_others_or_the_nearest_do_not_tell_are_warned_of():
     signals = fitted()
