@@ -191,7 +191,7 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
         indices, weights = torch.nonzero(is_drawn).flatten().tolist(), sampler.weights[is_drawn].double().cpu()
         if not sampler.replacement or bool((weights == weights[0]).all()):
             weights = None
-    elif isinstance(sampler, SequentialSampler | RandomSampler):
+    elif isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))
         if isinstance(sampler, SequentialSampler):  # every epoch leaves out the last ones
             n_samples = int(min(n_samples, size * min(n_batches, len(loader))))
@@ -199,8 +199,8 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
     else:
         n_most = int(min(n_batches * size, _MOST_INDICES))
         if hasattr(sampler, "sampler"):  # of a batch sampler of the user's
-            sampler = copy.copy(sampler)
-            sampler.sampler = _undistributed(sampler.sampler)
+            sampler, own = copy.copy(sampler), _undistributed(sampler.sampler)
+            sampler.sampler = RandomSampler(range(len(dataset))) if isinstance(own, DistributedSampler) else own
         one_pass = DataLoader(SamplerPass(sampler, n_most), batch_size=None, collate_fn=list)
         indices = with_batches(one_pass, {"batch_size": None}, seed, next)
         if batches is None and indices and isinstance(indices[0], list | tuple):
@@ -213,11 +213,9 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
 
 
 def _undistributed(sampler: Any) -> Any:
-    """The user's own sampler, if Lightning has distributed it among processes, or one of all that they share."""
+    """The user's own sampler, if Lightning has distributed it among processes."""
     while type(sampler).__name__ == "DistributedSamplerWrapper" and hasattr(sampler.dataset, "_sampler"):
         sampler = sampler.dataset._sampler
-    if isinstance(sampler, DistributedSampler):
-        sampler = RandomSampler(range(len(sampler.dataset)))  # type: ignore[arg-type]
     return sampler
 
 
