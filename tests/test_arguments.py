@@ -109,10 +109,7 @@ TAKEN = [
     (functional.mean_trust_score, {"scores": W}),
     (functional.trust_score, {"class_distances": LOGITS, "predictions": LABELS}),
     (functional.omission, {"shares": LOGITS, "predictions": LABELS, "neighbors": NEIGHBORS}),
-    (
-        functional.parzen_uncertainty,
-        {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS},
-    ),
+    (functional.parzen_uncertainty, {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS}),
     (functional.silverman_bandwidth, {"values": LOGITS}),
     (functional.accuracy_uncertainty_trust, {**REACHED, "attainable": functional.Attainable(ONE, ONE, ONE)}),
     (bu_torch.perturb, {"features": X, "nearest_distance": W}),

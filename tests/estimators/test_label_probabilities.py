@@ -114,17 +114,15 @@ class TestRegression:
         atol = 1e-5 if n_landmarks == 300 else 0.1
         torch.testing.assert_close(twice.predict_proba(features), exact, atol=atol, rtol=0)
 
-    @pytest.mark.parametrize("is_weighted", [False, True])
-    def test_of_many_samples_some_of_each_class_are_taken_with_their_weights(self, is_weighted):
+    def test_of_many_samples_some_of_each_class_are_taken_with_their_weights(self):
         features, labels = blobs(n=300)
-        weights = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(0)) if is_weighted else None
+        weights = 0.5 + torch.rand(300, generator=torch.Generator().manual_seed(0))
         labels[7] = 5
         part = LabelRegression(max_samples=120, seed=1).fit(features, labels, weights)
         assert part.rows_.tolist() == sorted(set(part.rows_.tolist()))
         assert (len(part.rows_), part.left_out.shape) == (120, (120, 6))
         assert labels[part.rows_].bincount().tolist() == [40, 39, 40, 0, 0, 1]
-        counted = None if weights is None else weights[part.rows_]
-        alone = LabelRegression(seed=1).fit(features[part.rows_], labels[part.rows_], counted)
+        alone = LabelRegression(seed=1).fit(features[part.rows_], labels[part.rows_], weights[part.rows_])
         torch.testing.assert_close(part.predict_proba(features), alone.predict_proba(features))
         assert LabelRegression().fit(features, labels).rows_.tolist() == list(range(300))
 

@@ -119,11 +119,7 @@ def by_lightning(scores, **settings):
 scores = st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.3, 1.0, -1.0, NAN, INF, -INF]), max_size=12)
 
 
-@given(
-    scores=scores,
-    patience=st.integers(0, 4),
-    min_delta=st.sampled_from([0.0, 0.05, 0.1]),
-)
+@given(scores=scores, patience=st.integers(0, 4), min_delta=st.sampled_from([0.0, 0.05, 0.1]))
 def test_each_decision_is_lightning_s(scores, patience, min_delta):
     settings = {"patience": patience, "min_delta": min_delta}
     own, theirs = stepwise(scores, **settings), by_lightning(scores, **settings)

@@ -5,12 +5,7 @@ from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, ParzenUnc
 from bu_torch.estimators.label_probabilities import LabelRegression, LabelVotes
 from bu_torch.estimators.space_choice import MetricRegression, MetricTrial
 from bu_torch.functional.probabilities import brier_score
-from bu_torch.space.metric import (
-    LabelMetric,
-    average_gradient_outer_product,
-    kernel_ridge,
-    metric_root,
-)
+from bu_torch.space.metric import LabelMetric, average_gradient_outer_product, kernel_ridge, metric_root
 
 
 def given(generator, n=30, n_landmarks=7, d=4, n_outputs=3):
