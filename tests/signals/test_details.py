@@ -62,7 +62,9 @@ def test_classes_that_meet_where_others_are_likelier_are_named():
     gaps, rows = [oracle.gap(row) for row in wrong.tolist()], signals.probabilities.tolist()
     reachable = oracle.mean_along(gaps, oracle.local_uncertainty(rows, rows), [1.0] * 300)
     lost = reachable - oracle.boundary_uncertainty(wrong.tolist(), rows)
-    assert sum(one.loss for one in details.meeting) == pytest.approx(lost, abs=0.01)
+    losses = [one.loss for one in details.meeting]
+    assert losses == sorted(losses, reverse=True)
+    assert sum(losses) == pytest.approx(lost, abs=0.01)
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
