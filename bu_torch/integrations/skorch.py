@@ -59,7 +59,8 @@ class BoundaryUncertaintyEarlyStopping(Callback):
             gives_probabilities = isinstance(net, NeuralNetClassifier) and isinstance(net.criterion_, nn.NLLLoss)
             self.network_ = CalledNetwork(net.module_, gives_probabilities, self.output_key)
             self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), **options)
-            self.stopper_.prepare(self.network_)
+            if len(net.history) == 1:  # else the net has learnt labels in an earlier fit; the first check prepares
+                self.stopper_.prepare(self.network_)
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
         should_stop = self.stopper_.check(self.network_)

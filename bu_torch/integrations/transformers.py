@@ -82,7 +82,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             self.stopper.engine.processes = TorchProcesses()
         if state.global_step:
             self._resume(_file(args, state))
-        self.stopper.prepare(model)
+        if not state.global_step or self.stopper.history:  # else the model has learnt labels; the first check prepares
+            self.stopper.prepare(model)
 
     def _resume(self, file: Path) -> None:
         try:

@@ -109,17 +109,19 @@ class History:
         rule, path, ended = self.rule, summary.get("best_model_path"), summary["reason"]
         step = f", step {kept['step']}" if "step" in kept else ""
         score = f"{rule.shown(kept[self.score_name]):.4f}{rule.unit and f' {rule.unit}'}"
+        file = f"in {cleaned(path)}" if path else ""
+        where = f"{file}, {place}" if file and place.startswith("not") else " and ".join(filter(None, (place, file)))
         line = (
             f"bu-torch kept epoch {kept['epoch']}{step} ({rule.title}: {score})."
-            f" Its {'averaged ' if is_averaged else ''}weights are {place}"
-            f"{f' and in {cleaned(path)}' if path else ''}."
+            f" Its {'averaged ' if is_averaged else ''}weights are {where}."
         )
         n_since = next(n for n, entry in enumerate(reversed(self.entries)) if entry is kept)
         is_open = summary["stopped_epoch"] is None and not ended.startswith("Training failed")
         if is_open and n_since <= _LATE * len(self.entries):
-            which = f"Only {n_since} later checks followed" if n_since else "The kept check is the last"
-            lag = ", or pass `averaging=None`, because the average lags" if is_averaged else ""
-            ended = f"{ended.rstrip('.')}. {which}: train longer{lag}."
+            later = "1 later check" if n_since == 1 else f"{n_since} later checks"
+            which = f"Only {later} followed" if n_since else "The kept check is the last"
+            lag = ", and so may `averaging=None`, because an average lags" if is_averaged else ""
+            ended = f"{ended.rstrip('.')}. {which}: longer training may be better{lag}."
         return [line, ended]
 
     def why_none_kept(self) -> str:

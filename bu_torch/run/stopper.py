@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.logits import device_of
 from bu_torch.internal.output import showing_progress
-from bu_torch.internal.replica import gathered, has_shards
+from bu_torch.internal.replica import gathered, has_lazy_layers, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Check, Engine, Results
 from bu_torch.run.history import describe_exception
@@ -166,7 +166,7 @@ class BoundaryUncertaintyStopper(Results):
             )
         self._is_concluded = False
         if engine.shared is None:
-            self._prepare(model)
+            self._prepare(model, is_trained=True)  # mostly by now
         check = engine.check(model, self._reader.read, epoch, step)
         if check.is_best:
             self._in_memory.keep(check, model)
@@ -177,10 +177,12 @@ class BoundaryUncertaintyStopper(Results):
     def prepare(self, model: Callable[[Tensor], Any]) -> None:
         """Do before training what the first `check` would do, and read a few samples as it will.
 
+        The features of a model that is not trained yet may be the space of neighbours.
+
         Raises:
             ValueError: If the samples are not fit for the method, or the model for them.
         """
-        self._prepare(model)
+        self._prepare(model, is_trained=False)
         self._reader.try_few(model, self.engine)
 
     def restore(self, model: nn.Module) -> None:
@@ -266,14 +268,16 @@ class BoundaryUncertaintyStopper(Results):
         self._in_memory.load_state_dict(entries.get("weights"))
         self._is_concluded = False
 
-    def _prepare(self, model: object) -> None:
+    def _prepare(self, model: object, *, is_trained: bool) -> None:
         engine, samples, settings, started = self.engine, self._samples, self.settings, time.perf_counter()
         has_group = distributed.is_available() and distributed.is_initialized()
         if has_group and engine.processes.count < distributed.get_world_size():
             engine.warn(_CHECKS_ALONE)
         engine.processes.are_sharded = isinstance(model, nn.Module) and has_shards(model)
-        # Mostly some training precedes the first check, so the network's features are a space only on request.
-        module = model if isinstance(model, nn.Module) and settings.feature_extractor is not None else None
+        module = model if isinstance(model, nn.Module) else None
+        # Features of a network that has learnt these labels would leak them, so they are a space only on request.
+        if module is not None and (is_trained or engine.processes.are_sharded or has_lazy_layers(module)):
+            module = None if settings.feature_extractor is None else module
 
         def read() -> TrainingData:
             n_operations = self._reader.operations_of(model, samples)

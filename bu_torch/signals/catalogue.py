@@ -107,7 +107,7 @@ SIGNALS = {
         Signal("boundary_uncertainty", "boundary uncertainty", True, attrgetter("uncertainty"), True),
         Signal("trust_score", "trust score", True, attrgetter("mean_trust"), True),
         Signal("expected_accuracy", "expected accuracy", True, attrgetter("accuracy"), True),
-        Signal("accuracy_uncertainty_trust", "accuracy, uncertainty and trust", True, _accuracy_uncertainty_trust),
+        Signal("accuracy_uncertainty_trust", "score", True, _accuracy_uncertainty_trust),
         Signal("label_agreement", "agreement with the labels", True, _label_agreement),
         Signal("vote_agreement", "agreement with the votes nearby", True, _vote_agreement),
         Signal("prediction_changes", "changed since the last check", False, _prediction_changes),

@@ -261,3 +261,13 @@ def test_weights_are_restored_into_a_wrapper_and_out_of_one(wrap):
         torch.nn.init.zeros_(next(restored.parameters()))
         stopper.restore(restored)
         assert torch.equal(next(checked.parameters()), next(restored.parameters()))
+
+
+def test_features_of_the_model_may_be_the_space_of_images_only_if_it_is_prepared_before_training():
+    features, labels = blobs()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    prepared, checked = (stopper_of(features.view(-1, 1, 2, 2), labels) for _ in range(2))
+    prepared.prepare(model)
+    checked.check(model)
+    compared = [stopper.engine.fitted.signals.boundary.skills_.keys() for stopper in (prepared, checked)]
+    assert compared == [{"inputs", "patches", "module"}, {"inputs", "patches"}]
