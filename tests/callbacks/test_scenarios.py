@@ -57,6 +57,8 @@ def test_the_best_check_is_kept_and_put_back(case):
     stopping, _, module, _ = case.whole
     (best,) = [entry for entry in stopping.history if entry["step"] == stopping.best_step]
     assert (best["epoch"], best[stopping.score_name]) == (stopping.best_epoch, stopping.best_score)
+    counted = [entry for entry in stopping.history if entry["epoch"] >= stopping.start_from_epoch]
+    assert stopping.best_score == max(entry[stopping.score_name] for entry in counted)
     writes = not case.scenario.options.get("barebones") and case.scenario.options.get("enable_checkpointing", True)
     assert bool(stopping.best_model_path) == writes
     if stopping.best_model_path:
