@@ -4,7 +4,8 @@ from operator import eq
 
 import pytest
 import torch
-from problems import assert_same_checks, same
+from lightning.pytorch.callbacks import LambdaCallback
+from problems import assert_same_checks, close, same, weights_of
 from scenarios import CHANGING, N_EPOCHS, SCENARIOS, Case
 
 from bu_torch import BoundaryUncertaintyMonitor
@@ -84,6 +85,18 @@ def test_the_kept_weights_are_those_that_were_measured(case):
     (best,) = [entry for entry in stopping.history if entry["step"] == stopping.best_step]
     for name in ("boundary_uncertainty", "trust_score", "expected_accuracy", "accuracy_uncertainty_trust"):
         assert again.history[0][name] == pytest.approx(best[name], abs=1e-5), name
+
+
+def test_of_an_optimiser_with_modes_the_weights_to_evaluate_are_kept(tmp_path):
+    def look(trainer, pl_module, *_):
+        trainer.optimizers[0].eval()
+        seen[trainer.global_step] = weights_of(pl_module)
+        trainer.optimizers[0].train()
+
+    seen, scenario = {}, SCENARIOS["going on within an epoch, ScheduleFree, averaging=None"]
+    stopping = scenario.stopping()
+    _, module, _ = scenario.train(tmp_path, stopping, LambdaCallback(on_train_batch_end=look))
+    assert close(weights_of(module), seen[stopping.best_step])
 
 
 @cases(lambda scenario: scenario.resumes)
