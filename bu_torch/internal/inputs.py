@@ -140,9 +140,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
         return value.long() if value.dtype in _UNSIGNED else value
     is_list_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
-        if is_list_of_arrays or hasattr(value, "__array__"):
-            value = _as_array(value)
-        return as_tensor(torch.as_tensor(value, device="cpu"), name)
+        numbers = _as_array(value) if is_list_of_arrays or hasattr(value, "__array__") else value
+        return as_tensor(torch.as_tensor(numbers, device="cpu"), name)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kinds = dict(value.dtypes) if hasattr(value, "columns") else {}
         where = next((f" with the column {column!r}" for column in kinds if kinds[column].kind not in "biufc"), "")
