@@ -25,7 +25,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.engine import Check
+from bu_torch.run.engine import NO_USE, Check
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.stopper import KeptWeights
 from bu_torch.samples.batches import InputKey
@@ -255,8 +255,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
         place = "not in the model"
-        if kept is not None and is_graceful and self.restore_best_weights and not engine.is_uninformed:
-            place = restore(trainer, self._keeper, self._in_memory.values)
+        if kept is not None and is_graceful and self.restore_best_weights:
+            place = NO_USE if engine.is_uninformed else restore(trainer, self._keeper, self._in_memory.values)
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"

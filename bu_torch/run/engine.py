@@ -30,6 +30,8 @@ from bu_torch.signals.measuring import Signals
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
 
+NO_USE = "not in the model, because no check is as good as the same prediction for all samples"
+
 
 class UnfitLogitsError(ValueError):
     """Logits do not fit the labels."""
@@ -285,8 +287,6 @@ class Engine:
             why = why or self.history.why_none_kept()
             self.tell(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
             return
-        if place == "not in the model" and self.is_uninformed:
-            place += ", because no check is as good as the same prediction for all samples"
         lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average is not None)
         for line in (*lines, self.record.describe_cost(), *self._verdict):
             self.tell(line)

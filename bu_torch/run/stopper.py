@@ -206,11 +206,11 @@ class BoundaryUncertaintyStopper(Results):
                 ) from error
             place = "in the model"
         finally:
-            self._conclude(place)
+            self.conclude(place)
 
     def close(self) -> None:
         """Say what was kept and why training ended, unless that was said; `restore` and leaving a `with` do so too."""
-        self._conclude("not in the model")
+        self.conclude("not in the model")
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +220,7 @@ class BoundaryUncertaintyStopper(Results):
             self.stopping_reason = describe_exception(exception)
         self.close()
 
-    def _conclude(self, place: str) -> None:
+    def conclude(self, place: str) -> None:
         """Record and report the end, once; `place` is where the kept weights are."""
         if not self._is_concluded:
             self._is_concluded = True
