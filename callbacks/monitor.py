@@ -23,6 +23,7 @@ from bu_torch.callbacks.trainer import (
     WeightAveraging,
     check_trainer,
     lightning_average,
+    mappings_of_weights,
     misconfigured,
     move_behind_averaging,
     record_folder,
@@ -41,7 +42,7 @@ from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import optimizers_in_eval_mode
+from bu_torch.run.weights import left_out, optimizers_in_eval_mode, put_in
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -264,12 +265,12 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
         average = lightning_average(trainer)
-        options = {"is_untrained": average is not None and not int(average.n_averaged)}
+        counts = not trainer.fast_dev_run and (average is None or int(average.n_averaged) > 0)
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
             module, read = average.module if average else pl_module, self._reader(trainer).read
             place = trainer.current_epoch, trainer.global_step
-            check = self.engine.check(module, read, *place, **options, train_loss=loss)
+            check = self.engine.check(module, read, *place, counts=counts, train_loss=loss)
         with self.engine.record.counting("check_seconds"):
             self._logger.show(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check
@@ -294,8 +295,18 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self._watch.end()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:
-            resume_raw_weights(pl_module, checkpoint)
+        if trainer.state.fn != FITTING:
+            return
+        # Strategies that shard weights have loaded them, and removed them from the checkpoint.
+        loaded = {**pl_module.state_dict(), **checkpoint.get("state_dict", {})}
+        for part, weights in mappings_of_weights(checkpoint["callbacks"].get(self.state_key)):
+            part["weights"] = put_in(weights, loaded)
+        if RAW_WEIGHTS in checkpoint:
+            resume_raw_weights(pl_module, checkpoint.pop(RAW_WEIGHTS))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        for part, weights in mappings_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
+            part["weights"] = left_out(weights, checkpoint["state_dict"])
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.keeper import Ending, FileKeeper, restore
+from bu_torch.callbacks.keeper import Ending, FileKeeper
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -19,15 +19,16 @@ from bu_torch.callbacks.trainer import (
     StochasticWeightAveraging,
     Trainer,
     misconfigured,
+    restore,
     why_ended,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
+from bu_torch.internal.output import cleaned
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.engine import NO_USE, Check
 from bu_torch.run.settings import AVERAGING, Settings
-from bu_torch.run.stopper import KeptWeights
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -148,7 +149,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         super()._begin(settings)
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: FileKeeper | None = None  # None if the trainer writes no files
-        self._in_memory = KeptWeights(self.engine)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -190,43 +190,20 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if self._keeper is not None:
             self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        if self._keeper is None:
-            state["weights"] = self._in_memory.state_dict()
-        elif self._keeper.is_saving and "average" in state:
-            # The file's own weights are the average: `resume_raw_weights` takes it from there.
-            state["average"]["weights"] = {}
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        weights = None
-        if isinstance(state_dict, dict):  # a damaged one is refused below
-            weights = state_dict.get("weights")
-            state_dict = {name: value for name, value in state_dict.items() if name != "weights"}
-        super().load_state_dict(state_dict)
-        if weights is not None and self._keeper is None and not self.engine.is_over:
-            self._in_memory.load_state_dict(weights)
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._keeper is not None and self._keeper.is_saving:
+            self._keeper.put_measured(trainer, checkpoint)
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        history, keeper = self.engine.history, self._keeper
-        if not self._prepare(trainer, pl_module):
-            self._in_memory.values = {}
-            if keeper is not None:
-                keeper.set_best("", None)
-        elif history.kept is not None and not (self.best_model_path or self._in_memory.values):
-            rank_zero_warn(history.forget_kept())
+        if not self._prepare(trainer, pl_module) and self._keeper is not None:
+            self._keeper.set_best("", None)
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
-        """Make a check; have its weights kept if it is the best, and stop training if it says so."""
+        """Make a check; have its file written if it is the best, and stop training if it says so."""
         check, history = super()._make_check(trainer, pl_module), self.engine.history
-        if trainer.fast_dev_run:
-            return check
         if check.is_best and self._keeper is not None:
-            self._keeper.check = check  # which it keeps when other callbacks and the module have had this hook
-        elif check.is_best:
-            with self.engine.record.counting("saving_seconds"):
-                self._in_memory.keep(check, pl_module)
+            self._keeper.set_due()  # it writes when other callbacks and the module have had this hook
         # Histories are equal, but a process in which a rule of the user's differs would leave the others waiting.
         should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)
         # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
@@ -256,7 +233,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return
         place = "not in the model"
         if kept is not None and is_graceful and self.restore_best_weights:
-            place = NO_USE if engine.is_uninformed else restore(trainer, self._keeper, self._in_memory.values)
+            place = NO_USE if engine.is_uninformed else restore(trainer, engine, cleaned(self.best_model_path))
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"

@@ -22,14 +22,14 @@ from bu_torch.internal import output
 from bu_torch.internal.logits import rows_at_once
 from bu_torch.internal.output import cleaned
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.replica import gathered, has_lazy_layers, prepare_copy
+from bu_torch.internal.replica import has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine, UnfitLogitsError
 from bu_torch.run.history import describe_exception
 from bu_torch.run.processes import Processes, T
 from bu_torch.run.reader import NetworkReader, count_operations
 from bu_torch.run.record import check_plain
-from bu_torch.run.weights import load
+from bu_torch.run.weights import load, optimizers_in_training
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -52,7 +52,6 @@ else:
 library: Any = pl  # for names that mypy does not find there
 EarlyStopping, WeightAveraging = library.callbacks.EarlyStopping, library.callbacks.WeightAveraging
 StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
-AsyncCheckpointIO = library.plugins.io.AsyncCheckpointIO
 MisconfigurationException: Any = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
 _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
@@ -104,7 +103,8 @@ class LightningProcesses(Processes):
 
     def __init__(self, trainer: Trainer) -> None:
         self.count, self.rank, self._strategy = trainer.world_size, trainer.global_rank, trainer.strategy
-        self.are_sharded = type(trainer.strategy).__name__ in SHARDED
+        strategy = type(trainer.strategy).__name__
+        self.are_sharded, self.hide_weights = strategy in SHARDED, strategy in OUT_OF_REACH
 
     def broadcast(self, value: T) -> T:
         return self._strategy.broadcast(value)
@@ -216,25 +216,45 @@ def move_behind_averaging(trainer: Trainer, kind: type) -> None:
     trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: isinstance(callback, kind)), *callbacks[end:]]
 
 
-def resume_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Resume from a checkpoint of an average: training continues from its own weights, the average from the others."""
-    raw = checkpoint.pop(RAW_WEIGHTS)
-    # Strategies that shard weights have loaded them already, and removed them from the checkpoint.
-    loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
+def resume_raw_weights(pl_module: LightningModule, raw: Any) -> None:
+    """Let training continue from its own weights, after a checkpoint of an average was loaded."""
     try:
         check_plain(raw)
-        average = {name: gathered(value) for name, value in loaded.items() if name in raw}
-        load(pl_module, raw, allow_missing=True)
+        load(pl_module, {**pl_module.state_dict(), **raw})
     except Exception as error:  # damaged ones may raise anything
-        average = {}
         rank_zero_warn(
             "The checkpoint holds training weights beside their average, and they do not fit the module"
-            f" ({cleaned(error)}): training continues from the average, and a new average begins."
+            f" ({cleaned(error)}): training continues from the average."
         )
-    for state in (checkpoint.get("callbacks") or {}).values():
-        own = state.get("average") if isinstance(state, dict) else None
-        if isinstance(own, dict) and own.get("weights") == {}:  # the callback that saved the file has left it out
-            own["weights"] = average
+
+
+def mappings_of_weights(state: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The places in a callback's state that hold weights by name: of the kept check, and of the average."""
+    for part in (state, state.get("average")) if isinstance(state, dict) else ():
+        if isinstance(part, dict) and isinstance(part.get("weights"), dict):
+            yield part, part["weights"]
+
+
+def restore(trainer: Trainer, engine: Engine, path: str) -> str:
+    """Put the kept weights into the module; return where they are: "in the model" or not.
+
+    A failure is only a warning: the training is over, and has succeeded.
+    """
+    module, name, failed = trainer.lightning_module, type(trainer.strategy).__name__, "not in the model"
+    if name in OUT_OF_REACH:
+        rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
+        return failed
+    for optimizer in optimizers_in_training(trainer.optimizers):  # a later `eval` must not move what is put back
+        optimizer.eval()
+    try:
+        engine.restore(module)
+    except Exception as error:  # those of a damaged state, or the user's `load_state_dict`, may raise anything
+        rank_zero_warn(
+            f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back: {cleaned(error)}. The"
+            " weights stay as training left them."
+        )
+        return failed
+    return "in the model"
 
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts

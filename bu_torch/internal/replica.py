@@ -230,8 +230,10 @@ def gathered(value: Any) -> Any:
 
 def sharded_like(value: Any, weight: Any) -> Any:
     """Take this process's shard of a whole tensor, if `weight` is sharded; other values are returned as such."""
-    if not is_sharded(weight) or is_sharded(value) or not isinstance(value, Tensor):
+    if not is_sharded(weight) or not isinstance(value, Tensor):
         return value
+    if is_sharded(value):
+        return value.to(weight.device)
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)

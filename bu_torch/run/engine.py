@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.logits import OutputReader, was_one_column
 from bu_torch.internal.output import cleaned, tell, untold
-from bu_torch.internal.replica import evaluation_copy
+from bu_torch.internal.replica import evaluation_copy, gathered
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
@@ -22,7 +22,7 @@ from bu_torch.run.prepare import Fitted, SharedPreparation, TrainingData, prepar
 from bu_torch.run.processes import Processes
 from bu_torch.run.record import VERSION, Record, as_small, as_tables, plain, read_state, row
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import WeightAverage, state_dict_with
+from bu_torch.run.weights import WeightAverage, load, state_dict_with
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.details import Measurement
 from bu_torch.signals.measuring import Signals
@@ -41,22 +41,19 @@ class Check(NamedTuple):
     """A check, as its owner reads it."""
 
     entry: dict[str, Any]
-    is_best: bool  # its weights are to be saved, and `history.keep` called
-    weights: dict[str, Any]  # `state_dict` of the network that was read, if it is the best and no shard
+    is_best: bool  # it is kept, and so are its weights
 
 
 class Engine:
-    """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
+    """Measures each check of one training, keeps the best and its weights, and says when to stop.
 
         engine.prepare(lambda: TrainingData(samples, plan), device)
         for epoch in range(500):
             train_one_epoch(model)
-            check = engine.check(model, logits_at, epoch)
-            if check.is_best:
-                save(check.weights)
-                engine.history.keep(check.entry)
+            engine.check(model, logits_at, epoch)
             if engine.history.decision.should_stop:
                 break
+        engine.restore(model)
         engine.end("Training ended.")
 
     If several `processes` train, the first one prepares, reads and measures, and all add the same values to their
@@ -76,6 +73,8 @@ class Engine:
         self.processes = Processes()
         self.history = History(settings)
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
+        # `state_dict` of the kept check on the CPU, of shards this process's; empty if it was that of no module.
+        self.kept_weights: dict[str, Any] = {}
         self.record = Record()
         self.shared: SharedPreparation | None = None
         self.fitted: Fitted | None = None  # in the first process, until `release`
@@ -146,12 +145,12 @@ class Engine:
         epoch: int,
         step: int | None = None,
         *,
-        is_untrained: bool = False,
+        counts: bool = True,
         train_loss: float | None = None,
     ) -> Check:
-        """Measure a copy of a model, with averaged weights if there are any, add the check and write it to the record.
+        """Measure a copy of a model, with averaged weights if there are any, add the check and record it.
 
-        `read` gives the logits of a network at inputs. `Check.weights` has no shards: their owners ask for their own.
+        The weights of the best check are kept, if it `counts`. `read` gives the logits of a network at inputs.
         """
         started, self.summary = time.perf_counter(), {}
         if self.average is not None and isinstance(model, nn.Module):
@@ -163,18 +162,25 @@ class Engine:
                 return self._outputs.read(partial(read, network, self.inputs))
 
         measured = self.processes.on_logits(logits, self.measure)
-        entry, is_best = self.add(epoch, measured, step, is_untrained=is_untrained)
-        check = Check(entry, is_best, self.state_to_keep(model) if is_best and not are_sharded else {})
+        entry, is_best = self.add(epoch, measured, step, counts=counts)
+        check = Check(entry, is_best)
         self._write(check, started, train_loss)
+        if is_best:
+            with self.record.counting("saving_seconds"):
+                self.kept_weights = {} if self.processes.hide_weights else self.state_to_keep(model)
+                self.history.kept = entry
         return check
 
+    def restore(self, model: nn.Module) -> None:
+        """Load the kept weights into a model; raises some exception if they do not fit, and leaves it as it was."""
+        load(model, self.kept_weights)
+
     def state_to_keep(self, model: object) -> dict[str, Any]:
-        """The `state_dict` of the weights that the last check has read; empty for a model that is no module."""
+        """Copy of the `state_dict` that the last check has read, on the CPU; empty for a model that is no module."""
         state, processes = state_dict_with(model, self.averages(model)), self.processes
         if processes.count > 1 and not processes.are_sharded and isinstance(model, nn.Module):
             names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-            first = processes.broadcast({name: state[name].cpu() for name in names if name in state})
-            state |= first if processes.rank else {}
+            state |= processes.broadcast({name: state[name] for name in names if name in state})
         return state
 
     def measure(self, logits: Tensor) -> dict[str, float]:
@@ -193,15 +199,15 @@ class Engine:
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
     def add(
-        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_untrained: bool = False
+        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, counts: bool = True
     ) -> tuple[dict[str, Any], bool]:
         """Add a check and decide; the new entry, which replaces one of the same epoch and step, and `Check.is_best`.
 
-        If the network `is_untrained`, neither this check nor any before it counts for the patience or as best.
+        Unless it `counts`, neither this check nor any before it does for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        is_best = self.history.add(entry) and not is_untrained
-        if is_untrained:
+        is_best = self.history.add(entry) and counts
+        if not counts:
             self._forget_checks()
         elif self.measured is not None and self.history.has_best_value(entry):
             self._best_contributions = self.measured.contributions
@@ -215,6 +221,7 @@ class Engine:
     def _forget_checks(self) -> None:
         """Compare the next check with none before."""
         self.history.reset()
+        self.kept_weights = {}
         self._predictions = self._best_contributions = None
 
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -302,7 +309,10 @@ class Engine:
             self.average.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
+        """All that a resumed training needs, as plain numbers, strings and tensors on the CPU.
+
+        With shards, all processes must call this.
+        """
         resumed = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.resumed
         predictions, best = self._predictions, self._best_contributions
         return {
@@ -311,6 +321,7 @@ class Engine:
             **(resumed if self.shared is None else self.shared.state_dict()),
             "predictions": None if predictions is None else as_small(predictions),
             "best_contributions": None if best is None else best.cpu(),
+            "weights": {name: gathered(value) for name, value in self.kept_weights.items()},
             **({} if self.average is None else {"average": self.average.state_dict()}),
             "version": VERSION,
             "settings": self._compared_settings(),
@@ -328,6 +339,7 @@ class Engine:
                 is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
                 why = f"The run resumes with {is_now} instead of {was}: earlier scores cannot be compared"
             self.history.load(state, is_compared=not changed)
+            self.kept_weights = state["weights"]
             if self.average is not None and state["average"] is not None:
                 self.average.load_state_dict(state["average"])
             self.resumed = {name: state[name] for name in ("prepared", "space")}

@@ -19,7 +19,7 @@ _BELOW_CHANCE = 0.8
 class History:
     """Checks in order, and the decision after the last one, computed from plain numbers alone.
 
-    It alone knows the best check: `kept`, the best whose weights are saved. Settings that do not decide keep none.
+    It alone knows the best check: `kept`, the best whose weights are kept. Settings that do not decide keep none.
     """
 
     kept: Entry | None
@@ -63,10 +63,10 @@ class History:
         return self._counts(entry) and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)
 
     def add(self, entry: Entry) -> bool:
-        """Add a check with its score, decide, and return whether its weights are to be saved and `keep` called.
+        """Add a check with its score, decide, and return whether it is the best, so that it and its weights are kept.
 
         A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
-        one was kept, because its weights are saved.
+        one was kept, because its weights are.
         """
         if self.settings.decides and self.rule.name not in entry:
             entry[self.rule.name] = score_of(self.rule, entry)  # first, because a rule of the user's may raise anything
@@ -82,11 +82,6 @@ class History:
         if not (self.settings.decides and self._counts(entry) and math.isfinite(score := entry[self.rule.name])):
             return False
         return self.kept is None or score > self.kept[self.rule.name]
-
-    def keep(self, entry: Entry | None) -> Entry | None:
-        """Keep a check, whose weights are saved, and return the one that was kept before."""
-        before, self.kept = self.kept, entry
-        return before
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
@@ -130,15 +125,7 @@ class History:
             return "no check counted" if self.entries else "no check was made"
         if not self.counted:
             return f"all checks were of epochs before `start_from_epoch={self.settings.start_from_epoch}`"
-        if any(math.isfinite(entry[self.rule.name]) for entry in self.counted):
-            return "no weights could be saved"
         return "no finite check counted"
-
-    def forget_kept(self, error: Exception | None = None) -> str:
-        """Keep no check so far, because the best weights are lost; returns the warning. Patience continues."""
-        self.kept = None
-        why = "its weights are not in the state" if error is None else f"{type(error).__name__}: {error}"[:300]
-        return f"The best epoch so far is lost ({cleaned(why)}). The best of the coming epochs is kept instead."
 
     def reset(self) -> None:
         """Compare later checks with none of those so far."""

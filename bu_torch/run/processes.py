@@ -14,6 +14,7 @@ class Processes:
 
     count, rank = 1, 0
     are_sharded = False  # no process has the whole network
+    hide_weights = False  # nor shows which part it has
 
     def broadcast(self, value: T) -> T:
         """Give the value of the first process to all."""

@@ -20,7 +20,7 @@ from bu_torch.run.prepare import Plan
 from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 4  # raise it when the meaning of the lines of a record changes
-VERSION = 1  # of what `Engine.state_dict` returns
+VERSION = 2  # of what `Engine.state_dict` returns
 _TENSORS = (("predictions", torch.int64), ("best_contributions", torch.float64))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _NAME = "boundary_uncertainty"
@@ -167,7 +167,8 @@ def read_state(state: Any) -> dict[str, Any]:
 
     Raises some exception if they are of another version or kind.
     """
-    check_plain(state)
+    weights = state["weights"]
+    check_plain({**state, "weights": [value for value in weights.values() if isinstance(value, Tensor)]})
     if (version := state.get("version")) != VERSION:
         raise ValueError(f"it has version {version}, and this package reads version {VERSION}")
     history = []
@@ -183,4 +184,5 @@ def read_state(state: Any) -> dict[str, Any]:
     n_not_compared = min(max(int(state["n_not_compared"]), 0), len(history))
     if (kept := state.get("kept")) is not None and kept not in range(n_not_compared, len(history)):
         raise ValueError(f"it keeps check {kept} of {len(history)}")
-    return {**state, **tensors, "history": history, "plan": plan, "n_not_compared": n_not_compared}
+    places = {"history": history, "n_not_compared": n_not_compared}
+    return {**state, **tensors, **places, "plan": plan, "weights": dict(weights)}

@@ -1,7 +1,7 @@
 """Stopper of a plain training loop, which decides as the callbacks do."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -10,16 +10,14 @@ from torch import Tensor, distributed, nn
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.logits import device_of
 from bu_torch.internal.output import showing_progress
-from bu_torch.internal.replica import gathered, has_lazy_layers, has_shards
+from bu_torch.internal.replica import has_lazy_layers, has_shards
 from bu_torch.perturbation.draws import keeps_integers
-from bu_torch.run.engine import Check, Engine, Results
+from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData, plan_for
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.reader import NetworkReader
-from bu_torch.run.record import check_plain
 from bu_torch.run.settings import Settings, SettingsDict
-from bu_torch.run.weights import copied, load
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
@@ -28,33 +26,6 @@ _CHECKS_ALONE = (
     " other weights, or go on and wait for this one for ever. Pass `process_group=torch.distributed.group.WORLD` in all"
     " of them, or check in one process alone and send its answer, and in the end its weights, to the others."
 )
-
-
-class KeptWeights:
-    """Weights of the kept check in memory, of a plain loop or of a trainer that writes no files."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.values: dict[str, Any] = {}  # a `state_dict` on the CPU; empty if the model was no module
-
-    def keep(self, check: Check, model: object) -> None:
-        """Keep the weights of the best check, of shards this process's."""
-        self.values = copied(check.weights or self._engine.state_to_keep(model))
-        self._engine.history.keep(check.entry)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The weights; shards are put together, so all processes must call this."""
-        return {name: gathered(value) for name, value in self.values.items()}
-
-    def load_state_dict(self, state: Any) -> None:
-        """Take over the weights of a run that resumes; without them a warning says so, and no check is kept."""
-        self.values, history = {}, self._engine.history
-        if history.kept is not None:
-            try:
-                check_plain([value for value in state.values() if isinstance(value, Tensor)])
-                self.values = dict(state)
-            except Exception as error:  # a damaged state may raise anything
-                self._engine.warn(history.forget_kept(None if state is None else error))
 
 
 class BoundaryUncertaintyStopper(Results):
@@ -129,7 +100,6 @@ class BoundaryUncertaintyStopper(Results):
         self.engine = Engine(self.settings)
         if process_group is not None:
             self.engine.processes = TorchProcesses(process_group)
-        self._in_memory = KeptWeights(self.engine)
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
         self._is_concluded = False
@@ -167,9 +137,7 @@ class BoundaryUncertaintyStopper(Results):
         self._is_concluded = False
         if engine.shared is None:
             self._prepare(model, is_trained=True)  # mostly by now
-        check = engine.check(model, self._reader.read, epoch, step)
-        if check.is_best:
-            self._in_memory.keep(check, model)
+        engine.check(model, self._reader.read, epoch, step)
         self.stopping_reason = engine.history.why_stopped(epoch, step)
         self.stopped_epoch = epoch if engine.history.decision.should_stop else None
         return engine.history.decision.should_stop
@@ -193,12 +161,12 @@ class BoundaryUncertaintyStopper(Results):
         """
         place = "not in the model"
         try:
-            if not self._in_memory.values:
-                lacking = "the kept model is no `torch.nn.Module`, or the loaded state holds no weights"
-                why = lacking if self.engine.history.kept else self.engine.history.why_none_kept()
+            if not self.engine.kept_weights:
+                kept, why = self.engine.history.kept, self.engine.history.why_none_kept()
+                why = "the kept model is no `torch.nn.Module`" if kept else why
                 raise RuntimeError(f"There are no weights to restore: {why}.")
             try:
-                load(model, self._in_memory.values, allow_missing=False)
+                self.engine.restore(model)
             except Exception as error:  # a network with a state of its own may raise anything
                 raise RuntimeError(
                     f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that"
@@ -256,16 +224,14 @@ class BoundaryUncertaintyStopper(Results):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a resumed loop, with the kept weights, as plain data; with shards, all processes must call this."""
-        return {"checks": self.engine.state_dict(), "weights": self._in_memory.state_dict()}
+        return self.engine.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`.
 
         Patience and the best epoch start anew with other settings or samples, or if the state is damaged.
         """
-        entries = state_dict if isinstance(state_dict, Mapping) else {}
-        self.engine.load_state_dict(entries.get("checks"))
-        self._in_memory.load_state_dict(entries.get("weights"))
+        self.engine.load_state_dict(state_dict)
         self._is_concluded = False
 
     def _prepare(self, model: object, *, is_trained: bool) -> None:
@@ -286,7 +252,6 @@ class BoundaryUncertaintyStopper(Results):
         with showing_progress(self.has_progress_bar):
             is_the_same = engine.prepare(read, device_of(model, samples.inputs))
         if not is_the_same:
-            self._in_memory.values = {}
             engine.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."

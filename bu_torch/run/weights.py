@@ -132,17 +132,10 @@ def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Unfit(NamedTuple):
-    """What did not fit when weights were loaded."""
+def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load saved weights into a module, by name; raises an error if they do not fit, and leaves the module as it was.
 
-    missing: list[str]  # weights of the module that were not saved and that training changes
-    unknown: list[str]  # saved weights for which the module has no name
-
-
-def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) -> Unfit:
-    """Load saved weights into a module, by name; `allow_missing`: some may be absent or extra.
-
-    Raises an error if they do not fit; then the module is as it was.
+    Frozen parameters and buffers may be absent, as in a module whose `state_dict` leaves them out.
     """
     now = module.state_dict()
     state = {name: sharded_like(value, now.get(name)) for name, value in with_names_of(now, saved).items()}
@@ -152,16 +145,15 @@ def load(module: nn.Module, saved: Mapping[str, Any], *, allow_missing: bool) ->
         absent = getattr(answer, "missing_keys", [name for name in now if name not in state])
         unknown = getattr(answer, "unexpected_keys", [name for name in state if name not in now])
         missing = _changed_by_training(module, absent)
-        if missing and (unknown or not allow_missing):
-            raise ValueError(f"they lack weights of the module: {few_names(missing)}")
-        if unknown and not allow_missing:
-            raise ValueError(f"the module has no place for {few_names(unknown)}")
+        if missing:
+            raise ValueError(f"they lack weights of the module: {_few(missing)}")
+        if unknown:
+            raise ValueError(f"the module has no place for {_few(unknown)}")
         if now and not now.keys() & state.keys():
             raise ValueError("there are none")
     except Exception:
         module.load_state_dict(before, strict=False)
         raise
-    return Unfit(missing, unknown)
 
 
 def with_names_of(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,18 +178,36 @@ def _changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
     return [name for name in names if name in trained]
 
 
-def few_names(names: list[str]) -> str:
+def _few(names: list[str]) -> str:
     """Names in words: the first few, and how many more there are."""
     shown = ", ".join(names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def state_dict_with(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """`state_dict` of a module with `values` in place of its own, by name; empty if `model` is no module."""
+    """Copy of a module's `state_dict`, with `values` in place of its own, by name; empty if `model` is no module."""
     if not isinstance(model, nn.Module):
         return {}
     with replaced_in_place(model, values):
-        return {n: v.clone() if isinstance(v, Tensor) else v for n, v in model.state_dict().items()}
+        return copied(model.state_dict())
+
+
+def left_out(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights for a state in a checkpoint: None in place of those that are among the `saved` of the same file."""
+    return {name: None if _is_among(saved, name, value) else value for name, value in values.items()}
+
+
+def _is_among(saved: Mapping[str, Any], name: str, value: Any) -> bool:
+    other = saved.get(name)
+    if not (isinstance(other, Tensor) and isinstance(value, Tensor)) or is_sharded(other) or other.dtype != value.dtype:
+        return False
+    return torch.equal(other.detach().cpu(), value)
+
+
+def put_in(values: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `left_out` with the weights that a module has loaded from the file; all processes must call this."""
+    missing = {name: gathered(loaded[name]) for name, value in values.items() if value is None and name in loaded}
+    return {**values, **copied(missing)}
 
 
 def optimizers_in_training(optimizers: Iterable[Any]) -> list[Any]:

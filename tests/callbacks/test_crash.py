@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback
-from problems import Given, Plain, same, scripted
+from problems import Given, Plain, Weights, same, scripted
 from problems import fit_again as run_of
 
 
@@ -27,51 +27,60 @@ class Disk(TorchCheckpointIO):
             self.after(checkpoint["epoch"], Path(path))
 
 
+def epochs_of(folder):
+    """Epochs of the best files in a folder, those that cannot be read as None."""
+    return [torch.load(path)["epoch"] if path.stat().st_size > 9 else None for path in folder.rglob("boundary-*.ckpt")]
+
+
 @pytest.mark.parametrize(
-    ("values", "full", "kept"),
-    [([0.1, 0.5, 0.9, 0.3], [2], 1), ([0.1, 0.9, 0.5, 0.95], [0, 1], 3)],
-    ids=["the best before stays", "there is room again"],
+    ("values", "full", "kept", "files"),
+    [([0.1, 0.5, 0.9, 0.3], [2], 2, [1]), ([0.1, 0.9, 0.5, 0.95], [0, 1], 3, [3])],
+    ids=["to the end", "for a while"],
 )
-def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values, full, kept):
+def test_a_full_disk_costs_the_file_alone(tmp_path, values, full, kept, files):
     def before(epoch):
         if epoch in full:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    stopping = scripted(values)
+    stopping, look = scripted(values), Weights()
     with pytest.warns(UserWarning, match="No space left"):
-        module, _ = run_of(tmp_path, stopping, max_epochs=4, plugins=[Disk(before)])
-    assert stopping.best_epoch == kept
+        module, _ = run_of(tmp_path, stopping, look, max_epochs=4, plugins=[Disk(before)])
     assert len(stopping.history) == 4
-    saved = torch.load(stopping.best_model_path, weights_only=True)
-    assert saved["epoch"] == kept
-    assert same(saved["state_dict"], module.state_dict())
+    assert stopping.best_epoch == kept
+    assert same(module.state_dict(), look.of_epoch[kept])
+    assert bool(stopping.best_model_path) == (kept in files)
+    assert epochs_of(tmp_path) == files
 
 
-def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one(tmp_path):
+def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one_too(tmp_path):
     def after(epoch, path):
         if epoch == 1:
             path.write_bytes(b"PK")
             raise KeyboardInterrupt
 
-    own, module = scripted((0.1, 0.9, 0.2)), Plain()
+    own, module, look = scripted((0.1, 0.9, 0.2)), Plain(), Weights()
     with pytest.raises(SystemExit):  # as Lightning ends after Ctrl-C
-        run_of(tmp_path, own, module=module, max_epochs=3, plugins=[Disk(after=after)])
-    assert own.best_epoch == 0
-    assert same(module.state_dict(), torch.load(own.best_model_path, weights_only=True)["state_dict"])
+        run_of(tmp_path, own, look, module=module, max_epochs=3, plugins=[Disk(after=after)])
+    assert (own.best_epoch, own.best_model_path) == (1, "")
+    assert same(module.state_dict(), look.of_epoch[1])
+    assert sorted(epochs_of(tmp_path), key=str) == [0, None]
 
 
 @pytest.mark.parametrize("has_files", [True, False])
-def test_ctrl_c_between_a_check_and_the_saving_of_its_weights_leaves_the_earlier_epoch(tmp_path, has_files):
+def test_ctrl_c_right_after_a_check_keeps_it(tmp_path, has_files):
     def interrupt(made, module):
         if made.current_epoch == 2:
             raise KeyboardInterrupt
 
-    own, behind = scripted((0.1, 0.2, 0.3)), LambdaCallback(on_train_epoch_end=interrupt)
+    own, look, module = scripted((0.1, 0.2, 0.3)), Weights(), Plain()
     with pytest.raises(SystemExit):
-        run_of(tmp_path, own, behind, max_epochs=4, enable_checkpointing=has_files)
+        behind = LambdaCallback(on_train_epoch_end=interrupt)
+        run_of(tmp_path, own, look, behind, module=module, max_epochs=4, enable_checkpointing=has_files)
     assert len(own.history) == 3
-    assert own.best_epoch == own.summary["kept_epoch"] == (1 if has_files else 2)  # in memory it is kept at once
-    assert not has_files or torch.load(own.best_model_path, weights_only=True)["epoch"] == 1
+    assert own.best_epoch == own.summary["kept_epoch"] == 2
+    assert same(module.state_dict(), look.of_epoch[2])
+    assert epochs_of(tmp_path) == [1] * has_files
+    assert own.best_model_path == ""
 
 
 def test_an_error_of_a_rule_is_told_and_its_check_does_not_count(tmp_path):

@@ -1,5 +1,6 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from problems import fit as trained
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping
-from bu_torch.callbacks.keeper import OUT_OF_REACH, restore
+from bu_torch.callbacks.trainer import OUT_OF_REACH, restore
 
 
 def fit(folder, own, *callbacks, **options):
@@ -53,15 +54,14 @@ class Hiding(LeavingOut):
 @pytest.mark.parametrize("kind", [LeavingOut, Hiding])
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("left_out", ["backbone", "net.4"])
-def test_weights_that_are_left_out_stay_with_a_warning_if_training_changes_them(
+def test_what_a_file_leaves_out_is_put_back_unless_the_module_hides_what_it_trains(
     tmp_path, recwarn, kind, strict, left_out
 ):
-    module, own, is_trained = kind(left_out, strict), scripted(), left_out != "backbone"
-    _, weights = fit(tmp_path, own, module=module, enable_checkpointing=kind is LeavingOut or is_trained)
+    module, own, is_hidden = kind(left_out, strict), scripted(), (kind, left_out) == (Hiding, "net.4")
+    _, weights = fit(tmp_path, own, module=module)
     lines = [str(one.message) for one in recwarn if "net.4.weight, net.4.bias" in str(one.message)]
-    assert [own.best_model_path in line for line in lines] == [True] * is_trained
-    for name, value in weights_of(module).items():
-        assert torch.equal(value, weights[2 if is_trained and name.startswith(left_out) else 1][name]), name
+    assert [own.best_model_path in line for line in lines] == [True] * is_hidden
+    assert same(weights_of(module), weights[2 if is_hidden else 1])
 
 
 class TestFiles:
@@ -113,7 +113,7 @@ class TestFiles:
 def test_weights_out_of_reach_are_said_to_be_in_the_file():
     trainer = SimpleNamespace(strategy=type(next(iter(OUT_OF_REACH)), (), {})(), lightning_module=None)
     with pytest.warns(UserWarning, match=r"best\.ckpt"):
-        assert restore(trainer, SimpleNamespace(best_model_path="best.ckpt"), {}) == "not in the model"
+        assert restore(trainer, None, "best.ckpt") == "not in the model"
 
 
 class Wrong(Classifier):
@@ -143,12 +143,20 @@ def test_the_threshold_of_a_metric_is_in_the_checkpoint(tmp_path):
     assert torch.load(own.best_model_path, weights_only=True)["threshold"] == best["threshold"]
 
 
-@pytest.mark.parametrize("has_files", [False, True])
-def test_a_run_without_files_resumes_with_the_best_weights_in_any_checkpoint(tmp_path, recwarn, has_files):
-    first, again, module = scripted((0.1, 0.9)), scripted((0.1, 0.9, 0.2, 0.3)), Classifier()
-    made, weights = fit(tmp_path, first, max_epochs=2, enable_checkpointing=False)
-    made.save_checkpoint(tmp_path / "user.ckpt")
-    fit(tmp_path, again, module=module, max_epochs=4, ckpt_path=tmp_path / "user.ckpt", enable_checkpointing=has_files)
-    assert any("is lost" in str(one.message) for one in recwarn) == has_files
-    assert again.best_epoch == (3 if has_files else 1)
-    assert has_files or same(weights_of(module), weights[1])
+@pytest.mark.parametrize(("had_files", "has_files"), [(False, False), (False, True), (True, False), (True, True)])
+def test_any_checkpoint_holds_the_best_weights_and_none_twice(tmp_path, had_files, has_files):
+    """Whether a best file is written, then or later, and even if it is gone."""
+    first, again = (scripted((0.9, 0.1, 0.2, 0.3), averaging=0.5) for _ in range(2))
+    module = LeavingOut("backbone", False)
+    twin = copy.deepcopy(module)
+    made, weights = fit(tmp_path, first, module=twin, max_epochs=2, enable_checkpointing=had_files)
+    made.save_checkpoint(path := tmp_path / "user.ckpt")
+    state = torch.load(path, weights_only=True)["callbacks"]["BoundaryUncertaintyStopping"]
+    assert state["weights"]["backbone.weight"] is None
+    for best in tmp_path.rglob("boundary-*.ckpt"):
+        (state,) = [state for state in torch.load(best)["callbacks"].values() if "weights" in state]
+        assert {*state["weights"].values(), *state["average"]["weights"].values()} == {None}
+        best.unlink()
+    fit(tmp_path, again, module=module, max_epochs=4, ckpt_path=path, enable_checkpointing=has_files)
+    assert (again.best_epoch, again.best_model_path) == (0, "")
+    assert same(weights_of(module), weights[0])

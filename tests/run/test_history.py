@@ -20,7 +20,7 @@ def test_a_check_that_is_made_again_takes_the_place_of_the_last(again, was_kept)
     first, best = check(0, 0.5, step=4), check(1, 0.9 if was_kept else 0.3, step=8)
     for entry in (first, best):
         if history.add(entry):
-            history.keep(entry)
+            history.kept = entry
     entry = check(1, again, step=8)
     is_new = history.add(entry)
     assert len(history.entries) == 2
@@ -29,23 +29,9 @@ def test_a_check_that_is_made_again_takes_the_place_of_the_last(again, was_kept)
     assert history.decision.wait == (0 if again > 0.5 else 1)
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_kept_check_may_be_lost_and_a_state_says_so_while_patience_continues(is_lost):
-    history, again = History(Settings(patience=9)), History(Settings(patience=9))
-    history.add(best := check(0, 0.9))
-    history.keep(best)
-    if is_lost:
-        history.forget_kept()
-    again.load(history.state_dict(), is_compared=True)
-    for one in (history, again):
-        assert (one.kept is None, one.decision.best) == (is_lost, 0.9)
-        assert one.add(check(1, 0.5)) == is_lost
-        assert (one.decision.wait, one.decision.best) == (1, 0.9)
-
-
 @pytest.mark.parametrize(
     ("scores", "first", "why"),
-    [([], 0, "made"), ([0.5], 1, "start_from_epoch"), ([math.nan], 0, "finite"), ([0.5], 0, "saved")],
+    [([], 0, "made"), ([0.5], 1, "start_from_epoch"), ([math.nan], 0, "finite")],
 )
 def test_where_nothing_is_kept_the_reason_is_named(scores, first, why):
     history = History(Settings(start_from_epoch=first))
@@ -65,7 +51,7 @@ def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, i
     history, end = History(Settings()), {"reason": "Training ended.", "stopped_epoch": stopped}
     for epoch, score in enumerate(scores):
         if history.add(entry := check(epoch, score)):
-            history.keep(entry)
+            history.kept = entry
     _, said = history.describe_end(history.kept, end, "in the model", is_averaged=is_averaged)
     assert ("longer" in said, "`averaging=None`" in said) == (is_late, is_late and is_averaged)
 
