@@ -309,7 +309,7 @@ def replay(rule: Any, history: list[dict[str, float]]) -> tuple[int, dict[str, A
     past = History(Settings(rule=rule, patience=PATIENCE))
     for check in history:
         if past.add(dict(check)):
-            past.keep(past.entries[-1])
+            past.kept = past.entries[-1]
         if past.decision.should_stop:
             break
     return len(past.entries) - 1, past.kept

@@ -184,5 +184,5 @@ def read_state(state: Any) -> dict[str, Any]:
     n_not_compared = min(max(int(state["n_not_compared"]), 0), len(history))
     if (kept := state.get("kept")) is not None and kept not in range(n_not_compared, len(history)):
         raise ValueError(f"it keeps check {kept} of {len(history)}")
-    places = {"history": history, "n_not_compared": n_not_compared}
-    return {**state, **tensors, **places, "plan": plan, "weights": dict(weights)}
+    checks = {"history": history, "n_not_compared": n_not_compared}
+    return {**state, **tensors, **checks, "plan": plan, "weights": dict(weights)}

@@ -142,15 +142,10 @@ def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
     before = copied(now)
     try:
         answer = module.load_state_dict(state, strict=False)  # None from some that are overridden
-        absent = getattr(answer, "missing_keys", [name for name in now if name not in state])
-        unknown = getattr(answer, "unexpected_keys", [name for name in state if name not in now])
-        missing = _changed_by_training(module, absent)
-        if missing:
+        if missing := _changed_by_training(module, getattr(answer, "missing_keys", ())):
             raise ValueError(f"they lack weights of the module: {_few(missing)}")
-        if unknown:
+        if unknown := [name for name in state if name not in now]:
             raise ValueError(f"the module has no place for {_few(unknown)}")
-        if now and not now.keys() & state.keys():
-            raise ValueError("there are none")
     except Exception:
         module.load_state_dict(before, strict=False)
         raise

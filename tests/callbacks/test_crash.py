@@ -73,8 +73,8 @@ def test_ctrl_c_right_after_a_check_keeps_it(tmp_path, has_files):
             raise KeyboardInterrupt
 
     own, look, module = scripted((0.1, 0.2, 0.3)), Weights(), Plain()
+    behind = LambdaCallback(on_train_epoch_end=interrupt)
     with pytest.raises(SystemExit):
-        behind = LambdaCallback(on_train_epoch_end=interrupt)
         run_of(tmp_path, own, look, behind, module=module, max_epochs=4, enable_checkpointing=has_files)
     assert len(own.history) == 3
     assert own.best_epoch == own.summary["kept_epoch"] == 2

@@ -27,7 +27,7 @@ def kept(history, rule=DEFAULT_RULE, **settings):
     past = History(Settings(rule=rule, patience=99, **settings))
     for entry in history:
         if past.add(dict(entry)):
-            past.keep(past.entries[-1])
+            past.kept = past.entries[-1]
     return past.kept
 
 
