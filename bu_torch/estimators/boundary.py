@@ -172,9 +172,10 @@ class BoundaryUncertainty(PerturbedSamples):
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
         feature_extractor: As in `bu_torch.run.settings.Settings`; `"module"` takes the features of `module`,
-            `"metric"` inputs (of images patches, of token ids tokens) in the metric that labels teach (`LabelMetric`).
-            None compares inputs, patches and `module` for images, tokens and `module` for token ids that are perturbed
-            as such, inputs and `module` for all others but vectors (N, d); then the metric (`MetricTrial`).
+            and `"metric"` learns a metric from the labels (`LabelMetric`), in the inputs, for images in patches and for
+            token ids in tokens. None compares inputs, patches and `module` for images, tokens and `module` for token
+            ids that are perturbed as such, and inputs and `module` for all others but vectors (N, d). Then it tries the
+            metric (`MetricTrial`).
         perturbation: As there: `"random"` (`perturb`, Algorithm 1), `"neighbors"` (`perturb_toward_neighbors`) or
             `"tokens"` (`exchange_tokens`). For other inputs (graphs as tensors), a callable of the inputs (N, ...), the
             distance of each to its nearest neighbour (N,) in the space of neighbours, and a `torch.Generator` on the
@@ -282,8 +283,8 @@ def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabe
 
     Args:
         features: As in `BoundaryUncertainty.fit`.
-        labels: As there.
-        **settings: As of `BoundaryUncertainty`.
+        labels: As in `BoundaryUncertainty.fit`.
+        **settings: Arguments of `BoundaryUncertainty`.
 
     Returns:
         Rows, probabilities and most probable classes, on the device of the features.

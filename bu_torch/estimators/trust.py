@@ -21,9 +21,9 @@ class TrustScore:
 
     - `"density"`, Algorithm 1: in each class, the samples with the largest k-NN radius leave. A sample is its own first
       neighbour.
-    - `"disagreement"`, Remark 2, which the paper does not specify: over all classes together, the samples with the
-      largest share of other labels among their k nearest other samples leave, of equal shares the largest radius first;
-      one whose neighbours all agree stays.
+    - `"disagreement"`, Remark 2, which the paper does not specify: of all classes together, those samples leave
+      that have the largest share of other labels among their k nearest other samples, and of equal shares the largest
+      radius. A sample whose neighbours all agree stays.
 
     Distances are to the nearest sample of a class, as in Algorithm 2; google/TrustScore and alibi take the second
     nearest (here `left_out` excludes samples), and add 1e-12 to the divisor. `bu_torch.evaluation.select_alpha` chooses

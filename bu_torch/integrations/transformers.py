@@ -28,7 +28,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     It reads training samples with the `Trainer`'s own collator, augmented ones again and again. Each checkpoint holds
     its state, so that `train(resume_from_checkpoint=True)` continues it. Its numbers are in the `Trainer`'s
-    `log_history`. The last check comes at the end of training, even within an epoch.
+    `log_history`, but not in loggers such as W&B. The last check comes at the end of training, even within an epoch.
 
     Args:
         load_best_model_at_end: Load the weights of the best check when training ends.
