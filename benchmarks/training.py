@@ -19,7 +19,7 @@ from bu_torch.functional.checks import mean_and_error
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
-from bu_torch.run.judgement import accuracy_alone
+from bu_torch.run.judgement import accuracy_of_one_class
 from bu_torch.run.prepare import TrainingData, plan
 from bu_torch.run.reader import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
@@ -167,11 +167,13 @@ class Watched:
         boundary, most = self.signals.boundary, self.signals.prepared.attainable
         self.about = {  # the same at each check
             "skill": self.signals.skill,
-            "alone": accuracy_alone(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)[1],
+            "alone": accuracy_of_one_class(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)[
+                1
+            ],
             "n_measured": len(boundary.labels),
             **{f"most_{name}": float(value) for name, value in most._asdict().items()},
             **{
-                f"alone_{name}": metric.uninformed(self.signals.prepared.counting_once(2))
+                f"alone_{name}": metric.baseline(self.signals.prepared.counting_once(2))
                 for name, metric in METRICS.items()
                 if metric.signal in self.signals.names
             },

@@ -103,7 +103,7 @@ class FileKeeper(ModelCheckpoint):
         path: str = self._get_metric_interpolated_filepath_name(self._monitor_candidates(trainer) | values, trainer)
         self.set_best(path, values[self.monitor])
         try:
-            with self.engine.record.counting("saving_seconds"):
+            with self.engine.record.timing("saving_seconds"):
                 self._save(trainer, path)
         except BaseException as error:  # Ctrl-C, or whatever a writer raises
             self.set_best("", None)
@@ -134,7 +134,7 @@ class FileKeeper(ModelCheckpoint):
             trainer.strategy.remove_checkpoint(self._earlier)
         elif self._earlier:
             left = cleaned(self._earlier)
-            engine.tell_if_verbose(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
+            engine.log_if_verbose(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
         self._earlier = ""
 
     def put_measured(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ def _on_cpu(value: Any) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64, device="cpu")
 
 
-class Ending(Callback):
+class LastCallback(Callback):
     """Calls `conclude(trainer, exception)` after all other callbacks, so that they save the training weights."""
 
     def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:

@@ -2,12 +2,20 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.samples import InputWatch, Reference, Source, check_reference, explained, training_data
+from bu_torch.callbacks.samples import (
+    InputWatch,
+    Reference,
+    Source,
+    check_reference,
+    misconfigured_samples,
+    training_data,
+)
 from bu_torch.callbacks.trainer import (
     FITTING,
     OUT_OF_REACH,
@@ -23,26 +31,24 @@ from bu_torch.callbacks.trainer import (
     WeightAveraging,
     check_trainer,
     lightning_average,
-    mappings_of_weights,
+    log_line,
     misconfigured,
-    move_behind_averaging,
     record_folder,
-    resume_raw_weights,
     skip_empty_hooks,
-    tell,
     training_loss,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.output import showing_progress
+from bu_torch.internal.output import cleaned, showing_progress
 from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
+from bu_torch.run.record import check_plain
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import left_out, optimizers_in_eval_mode, put_in
+from bu_torch.run.weights import drop_saved, fill_in, load, optimizers_in_eval_mode
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -137,10 +143,10 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take_arguments(locals() | {"decides": False})  # all of the above, by their names
+        self._init(locals() | {"decides": False})  # all of the above, by their names
 
-    def _take_arguments(self, arguments: dict[str, Any]) -> None:
-        """Check the arguments, and set them as attributes."""
+    def _init(self, arguments: dict[str, Any]) -> None:
+        """Check the arguments that both callbacks have, and set them as attributes."""
         Callback.__init__(self)
         skip_empty_hooks(self)
         every_n_epochs, every_n_train_steps = arguments["every_n_epochs"], arguments["every_n_train_steps"]
@@ -158,14 +164,13 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self.__dict__.update(vars(settings))
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self.source = Source(arguments["reference"], arguments["input_key"], arguments["label_key"])
-        self._begin(settings)  # so that results can be asked for before a fit
+        self._reset(settings)  # so that results can be asked for before a fit
 
-    def _begin(self, settings: Settings) -> None:
-        """Begin a training without results."""
-        self.engine = Engine(settings, rank_zero_warn, tell)
+    def _reset(self, settings: Settings) -> None:
+        self.engine = Engine(settings, rank_zero_warn, log_line)
         self._watch = InputWatch()
         self._logger = MetricLogger()
-        self._is_tried = False  # a few samples were read as a check reads them
+        self._is_sanity_checked = False  # a few samples were read as a check reads them
         self._n_due = 0  # checks by steps that were due up to the last batch
 
     @property
@@ -176,20 +181,23 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         check_trainer(trainer)
         if stage != FITTING:
             return
-        _refuse_a_second(trainer)
-        move_behind_averaging(trainer, BoundaryUncertaintyMonitor)
+        if sum(isinstance(callback, BoundaryUncertaintyMonitor) for callback in trainer.callbacks) > 1:
+            raise MisconfigurationException(
+                "`callbacks` must hold one callback of bu-torch. The stopping callback logs all that the monitor does."
+                " Give each its own `Trainer`."
+            )
+        # Behind `WeightAveraging`, so that a check measures the average that a checkpoint holds.
+        callbacks = trainer.callbacks
+        end = max((n + 1 for n, callback in enumerate(callbacks) if isinstance(callback, WeightAveraging)), default=0)
+        trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: callback is self), *callbacks[end:]]
         with misconfigured(TypeError, ValueError):
             settings = Settings(**{name: getattr(self, name) for name in _NAMES})  # which may have been set since
         why = _why_not_averaged(trainer) if settings.averaging is not None else ""
-        self._begin(replace(settings, averaging=None) if why else settings)  # states are loaded after `setup`
+        self._reset(replace(settings, averaging=None) if why else settings)  # states are loaded after `setup`
         if why:
-            self.engine.tell_if_verbose(f"bu-torch does not average the weights: {why}.")
+            self.engine.log_if_verbose(f"bu-torch does not average the weights: {why}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._prepare(trainer, pl_module)
-
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
-        """Prepare, and open the record; False if a run resumes at other samples, so that no earlier check counts."""
         started, engine = time.perf_counter(), self.engine
         engine.processes = LightningProcesses(trainer)
         self._n_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
@@ -204,7 +212,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                 " `every_n_train_steps=...` to check within epochs."
             )
 
-        def read() -> TrainingData:
+        def read_data() -> TrainingData:
             data = training_data(trainer, pl_module, self.source, self.every_n_train_steps, engine)
             if self.source.reference is None:
                 self._watch = InputWatch(data.samples)
@@ -212,19 +220,18 @@ class BoundaryUncertaintyMonitor(Results, Callback):
 
         shows_progress = trainer.progress_bar_callback is not None
         # A `perturbation` draws the same in each preparation.
-        with seeded(engine.settings.seed), showing_progress(shows_progress), explained(self.source):
-            is_the_same = engine.prepare(read, pl_module.device)
-        if not is_the_same:
+        with seeded(engine.settings.seed), showing_progress(shows_progress), misconfigured_samples(self.source):
+            is_comparable = engine.prepare(read_data, pl_module.device)
+        if not is_comparable:
             outcome = ", so patience and the best epoch start anew" if engine.settings.decides else ""
             rank_zero_warn(
                 "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
                 f" compared with earlier checks{outcome}."
             )
-        engine.record.begin(started)
+        engine.record.start(started)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}
             engine.open_record(folder, {**vars(engine.settings), **self.source._asdict(), **every})
-        return is_the_same
 
     def _reader(self, trainer: Trainer) -> TrainerReader:
         shared = self.engine.shared
@@ -232,16 +239,16 @@ class BoundaryUncertaintyMonitor(Results, Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         if self.is_by_steps:
-            self._logger.withdraw(trainer)
+            self._logger.clear_callback_metrics(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
-        if not (self._is_tried or has_lazy_layers(pl_module)):
-            with self.engine.record.counting("setup_seconds"):
-                self._reader(trainer).try_few(pl_module, self.engine)
-            self._is_tried = True
-            self._watch.begin(pl_module)
+        if not (self._is_sanity_checked or has_lazy_layers(pl_module)):
+            with self.engine.record.timing("setup_seconds"):
+                self._reader(trainer).sanity_check(pl_module, self.engine)
+            self._is_sanity_checked = True
+            self._watch.attach(pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self._watch.end()
+        self._watch.detach()
         if self.every_n_train_steps is not None:
             # A batch makes no step while gradients accumulate, and several steps with several optimisers.
             before, self._n_due = self._n_due, trainer.global_step // self.every_n_train_steps
@@ -253,9 +260,9 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
                 self._make_check(trainer, pl_module)
             else:
-                self._logger.withdraw(trainer)
+                self._logger.clear_callback_metrics(trainer)
         elif self.history and self.history[-1]["epoch"] == trainer.current_epoch:
-            self._logger.show_again(trainer)
+            self._logger.restore_callback_metrics(trainer)
         elif trainer.global_step == 0 and trainer.current_epoch == 0 and not trainer.fast_dev_run:
             rank_zero_warn(
                 "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
@@ -265,25 +272,25 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
         average = lightning_average(trainer)
-        counts = not trainer.fast_dev_run and (average is None or int(average.n_averaged) > 0)
+        is_compared = not trainer.fast_dev_run and (average is None or int(average.n_averaged) > 0)
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
-            module, read = average.module if average else pl_module, self._reader(trainer).read
-            place = trainer.current_epoch, trainer.global_step
-            check = self.engine.check(module, read, *place, counts=counts, train_loss=loss)
-        with self.engine.record.counting("check_seconds"):
-            self._logger.show(trainer, check.entry, is_by_steps=self.is_by_steps)
+            module, logits_at = average.module if average else pl_module, self._reader(trainer).logits_at
+            epoch, step = trainer.current_epoch, trainer.global_step
+            check = self.engine.check(module, logits_at, epoch, step, is_compared=is_compared, train_loss=loss)
+        with self.engine.record.timing("check_seconds"):
+            self._logger.log(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._logger.show_again(trainer)
+        self._logger.restore_callback_metrics(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # After an exception Lightning calls no `teardown`.
-        self._watch.end()
+        self._watch.detach()
         self.engine.inputs = None  # on a device whose memory may be short; all else is needed to judge
         self._end(describe_exception(exception))
 
@@ -292,21 +299,21 @@ class BoundaryUncertaintyMonitor(Results, Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.engine.release()
-        self._watch.end()
+        self._watch.detach()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != FITTING:
             return
         # Strategies that shard weights have loaded them, and removed them from the checkpoint.
         loaded = {**pl_module.state_dict(), **checkpoint.get("state_dict", {})}
-        for part, weights in mappings_of_weights(checkpoint["callbacks"].get(self.state_key)):
-            part["weights"] = put_in(weights, loaded)
+        for part, weights in _holders_of_weights(checkpoint["callbacks"].get(self.state_key)):
+            part["weights"] = fill_in(weights, loaded)
         if RAW_WEIGHTS in checkpoint:
-            resume_raw_weights(pl_module, checkpoint.pop(RAW_WEIGHTS))
+            _resume_raw_weights(pl_module, checkpoint.pop(RAW_WEIGHTS))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        for part, weights in mappings_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
-            part["weights"] = left_out(weights, checkpoint["state_dict"])
+        for part, weights in _holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
+            part["weights"] = drop_saved(weights, checkpoint["state_dict"])
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()
@@ -316,14 +323,6 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             self.engine.load_state_dict(state_dict)
 
 
-def _refuse_a_second(trainer: Trainer) -> None:
-    if sum(isinstance(callback, BoundaryUncertaintyMonitor) for callback in trainer.callbacks) > 1:
-        raise MisconfigurationException(
-            "`callbacks` must hold one callback of bu-torch. The stopping callback logs all that the monitor does. Give"
-            " each its own `Trainer`."
-        )
-
-
 def _why_not_averaged(trainer: Trainer) -> str:
     """Another callback averages the weights, or they are sharded; "" if neither is so."""
     strategy = type(trainer.strategy).__name__
@@ -331,3 +330,22 @@ def _why_not_averaged(trainer: Trainer) -> str:
         if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
             return f"{type(callback).__name__} does so"
     return f"{strategy} shards them" if strategy in OUT_OF_REACH else ""
+
+
+def _resume_raw_weights(pl_module: LightningModule, raw: Any) -> None:
+    """Let training continue from its own weights, after a checkpoint of an average was loaded."""
+    try:
+        check_plain(raw)
+        load(pl_module, {**pl_module.state_dict(), **raw})
+    except Exception as error:  # damaged ones may raise anything
+        rank_zero_warn(
+            "The checkpoint holds training weights beside their average, and they do not fit the module"
+            f" ({cleaned(error)}): training continues from the average."
+        )
+
+
+def _holders_of_weights(state: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The places in a callback's state that hold weights by name: of the kept check, and of the average."""
+    for part in (state, state.get("average")) if isinstance(state, dict) else ():
+        if isinstance(part, dict) and isinstance(part.get("weights"), dict):
+            yield part, part["weights"]

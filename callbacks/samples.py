@@ -22,7 +22,6 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     TrainerReader,
     can_be_passed,
-    class_weights_of,
     misconfigured,
 )
 from bu_torch.internal.inputs import as_labels
@@ -58,8 +57,8 @@ class Source(NamedTuple):
     label_key: str | int | None = None
 
 
-def explained(source: Source, way_out: str = "") -> AbstractContextManager[None]:
-    """Raise errors within as Lightning's, naming the samples that cannot be used."""
+def misconfigured_samples(source: Source, way_out: str = "") -> AbstractContextManager[None]:
+    """As `misconfigured`, with the name of the samples and a way out."""
     name = "Training data" if source.reference is None else "`reference`"
     return misconfigured(TypeError, ValueError, before=f"{name}: ", after=way_out)
 
@@ -81,7 +80,7 @@ def training_data(
         counts = n_training, int(min(n_training, n_between)), count_operations(pl_module)
         return min(plan(settings, *counts, max_samples=n_training if takes_all else None).n_samples, most)
 
-    with explained(source, "" if _is_pair(reference) else f" {_WAY_OUT}"):
+    with misconfigured_samples(source, "" if _is_pair(reference) else f" {_WAY_OUT}"):
         if _is_pair(reference):
             samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
             samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
@@ -90,7 +89,7 @@ def training_data(
         settings.refuse_too_few(len(samples.inputs), "it")
         n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
     if samples.packing is not None and source.input_key is None:
-        engine.tell_if_verbose(
+        engine.log_if_verbose(
             f"bu-torch takes these inputs from a batch: {', '.join(samples.packing.names)}. Pass `input_key=[...]` to"
             " change this."
         )
@@ -98,7 +97,7 @@ def training_data(
     if settings.class_weight is None and as_metric(settings.metric) == ACCURACY:
         class_weight, line = class_weights_of(pl_module, n_classes)
         if line:
-            engine.tell(line)
+            engine.log(line)
     n_operations = TrainerReader(trainer, engine, samples.packing).operations_of(pl_module, samples)
     n_training = samples.n_training
     n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
@@ -141,7 +140,7 @@ def _read(
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
     reference: Any = source.reference
-    settings, detail = engine.settings, engine.tell_if_verbose
+    settings = engine.settings
     loader, n_batches, name = trainer.train_dataloader, float(trainer.num_training_batches), "Training data"
     if reference is not None:
         loader = reference if isinstance(reference, DataLoader) else DataLoader(reference, batch_size=READ_BATCH)
@@ -177,15 +176,15 @@ def _read(
             unmixed = read(unmixed_loader)
             if unmixed.labels.ndim == 1 and unmixed.inputs.shape[1:] == samples.inputs.shape[1:]:
                 samples = unmixed
-                detail(
+                engine.log_if_verbose(
                     f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it."
                     " Pass `reference=(inputs, labels)` to change this."
                 )
     if isinstance(loader.dataset, IterableDataset) and samples.n_training >= limit:
         more = " Pass `max_samples=...` for another number." if limit == _STREAM_SAMPLES else ""
-        detail(f"bu-torch reads the first {limit} samples of {type(loader.dataset).__name__}.{more}")
+        engine.log_if_verbose(f"bu-torch reads the first {limit} samples of {type(loader.dataset).__name__}.{more}")
     if samples.is_random and not may_be_read_again(settings.perturbation):
-        detail(
+        engine.log_if_verbose(
             f"{name}: samples have random augmentation. bu-torch reads each once and perturbs it. Pass"
             " `perturbation='reading'` to use further readings, or `reference=` for other samples."
         )
@@ -245,15 +244,14 @@ class InputWatch:
             few = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
             self._samples = [few] if samples.packing is None else pytree.tree_leaves(samples.packing.unpack(few))
 
-    def begin(self, module: nn.Module) -> None:
-        """Listen to a module, unless a part of it is compiled."""
+    def attach(self, module: nn.Module) -> None:
+        """Add the hooks, unless a part of the module is compiled."""
         if self._samples and not _is_compiled(module):
             self._module = module
             parts = module.modules()
             self._handles = [part.register_forward_pre_hook(self, with_kwargs=True, prepend=True) for part in parts]
 
-    def end(self) -> None:
-        """Listen no longer."""
+    def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._samples, self._module, self._handles = [], None, []
@@ -269,7 +267,7 @@ class InputWatch:
         shapes = {sample.shape[1:] for sample in self._samples}
         if tensors and (part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}):
             samples = self._samples
-            self.end()
+            self.detach()
             _warn_of_differences(samples, [tensor.detach().cpu() for tensor in tensors])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -322,3 +320,33 @@ def _share_rows(first: Tensor, second: Tensor) -> bool:
     rows = second[second.amax(dim=1) > second.amin(dim=1)] if second.shape[1] > 1 else second
     reach = _CLOSE * float(first.std()) * math.sqrt(first.shape[1])
     return bool((torch.cdist(rows, first) <= reach).any())
+
+
+def class_weights_of(module: nn.Module, n_classes: int) -> tuple[list[float] | None, str]:
+    """The weight of each class in the losses of a module, None if they cannot tell, and a line for the log, or ""."""
+    losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss)
+    weights = [_weights_in(part, n_classes) for part in module.modules() if isinstance(part, losses)]
+    if not any(weights):
+        return None, ""
+    first = weights[0]
+    if any(weight != first for weight in weights):
+        why = "the losses of the module weigh the classes differently"
+    elif len(first) < n_classes or not all(0 < weight < math.inf for weight in first):
+        why = "the loss of the module does not have one positive weight for each class"
+    else:
+        shown = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
+        return first, (
+            f"bu-torch weighs the classes by {shown}, as the loss of the module does. Pass"
+            f" `class_weight=[1.0] * {len(first)}` to count all samples alike."
+        )
+    return None, f"bu-torch counts all classes alike: {why}. Pass `class_weight=...` to weigh them in the score, too."
+
+
+def _weights_in(loss: Any, n_classes: int) -> list[float]:
+    """Weight of each class in a loss; empty if all classes weigh the same."""
+    is_binary = isinstance(loss, nn.BCEWithLogitsLoss)
+    tensor = loss.pos_weight if is_binary else loss.weight
+    weights: list[float] = [] if tensor is None else tensor.flatten().tolist()
+    if is_binary and weights:
+        weights = [1.0, *weights] if len(weights) == 1 and n_classes == 2 else [math.nan, *weights]
+    return weights if len(set(weights)) > 1 else []

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.keeper import Ending, FileKeeper
+from bu_torch.callbacks.keeper import FileKeeper, LastCallback
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
@@ -17,17 +17,18 @@ from bu_torch.callbacks.trainer import (
     LightningModule,
     ModelCheckpoint,
     StochasticWeightAveraging,
+    Timer,
     Trainer,
     misconfigured,
     restore,
-    why_ended,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.internal.output import cleaned
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.engine import NO_USE, Check
+from bu_torch.run.engine import BELOW_BASELINE, Check
+from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
@@ -115,7 +116,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         input_key: InputKey = None,
         label_key: str | int | None = None,
     ) -> None:
-        self._take_arguments(locals())
+        self._init(locals())  # sets those that the monitor has, too, and those of `Settings`
         with misconfigured(TypeError, ValueError):
             self.restore_best_weights = check_flag("restore_best_weights", restore_best_weights)
             self.save_weights_only = check_flag("save_weights_only", save_weights_only)
@@ -145,8 +146,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         published |= {"max_samples": sys.maxsize, "feature_extractor": "inputs", "perturbation": "random"}
         return cls(**published | {"patience": sys.maxsize} | overrides)
 
-    def _begin(self, settings: Settings) -> None:
-        super()._begin(settings)
+    def _reset(self, settings: Settings) -> None:
+        super()._reset(settings)
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: FileKeeper | None = None  # None if the trainer writes no files
 
@@ -163,16 +164,16 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self._install(trainer, pl_module)
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put a keeper and an `Ending` into `trainer.callbacks`, in place of those of an earlier fit.
+        """Put a keeper and an `LastCallback` into `trainer.callbacks`, in place of those of an earlier fit.
 
         The keeper takes the place of the checkpoint that Lightning adds by default, too, or loggers would upload that.
         The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
         that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
         """
-        callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, FileKeeper | Ending)]
+        callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, FileKeeper | LastCallback)]
         if defaults := list(filter(_is_default, callbacks)):
             callbacks = [callback for callback in callbacks if callback not in defaults]
-            self.engine.tell_if_verbose(
+            self.engine.log_if_verbose(
                 "bu-torch's checkpoint takes the place of Lightning's default one. To keep the last epoch, too, list"
                 " `ModelCheckpoint(save_last=True)`."
             )
@@ -186,7 +187,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._keeper = keeper
         elif unused := [f"`{name}`" for name, value in options.items() if value]:
             rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
-        trainer.callbacks = [*callbacks, Ending(self._conclude)]
+        trainer.callbacks = [*callbacks, LastCallback(self._restore_and_log)]
         if self._keeper is not None:
             self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
 
@@ -196,7 +197,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._prepare(trainer, pl_module) and self._keeper is not None:
+        super().on_train_start(trainer, pl_module)
+        if self._keeper is not None and self.engine.history.kept is None:  # that of a resumed run may not count
             self._keeper.set_best("", None)
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
@@ -216,15 +218,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         return check
 
     def _end(self, reason: str) -> None:
-        """Nothing here: `Ending` calls `_conclude`, when all other callbacks have had their turn."""
+        """Nothing here: `LastCallback` calls `_restore_and_log`, when all other callbacks have had their turn."""
 
-    def _conclude(self, trainer: Trainer, exception: BaseException | None) -> None:
+    def _restore_and_log(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
         engine, kept = self.engine, self.engine.history.kept
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self.summary:
             return
         if exception is not None or self.stopped_epoch is None:
-            self.stopping_reason = why_ended(trainer, exception)
+            self.stopping_reason = _why_ended(trainer, exception)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         engine.end(self.stopping_reason, self.stopped_epoch, best_model_path=self.best_model_path)
         if exception is None:  # after one, the other processes may not come here
@@ -233,7 +235,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return
         place = "not in the model"
         if kept is not None and is_graceful and self.restore_best_weights:
-            place = NO_USE if engine.is_uninformed else restore(trainer, engine, cleaned(self.best_model_path))
+            place = (
+                BELOW_BASELINE if engine.is_below_baseline else restore(trainer, engine, cleaned(self.best_model_path))
+            )
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"
@@ -256,3 +260,24 @@ def _may_stop(trainer: Trainer) -> bool:
     """Whether Lightning would act on `trainer.should_stop` now."""
     n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
     return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
+
+
+def _why_ended(trainer: Trainer, exception: BaseException | None) -> str:
+    """Say why training ended, if no callback of this package stopped it."""
+    if exception is not None:
+        return describe_exception(exception)
+    timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
+    if any(left is not None and left <= 0 for left in (timer.time_remaining() for timer in timers)):
+        return "Training ran until `max_time`."
+    now = trainer.current_epoch - 1  # or later; a callback that stopped an earlier fit keeps its message
+    for callback in trainer.callbacks if trainer.should_stop else ():
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message and callback.stopped_epoch >= now:
+            message = str(callback.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+            return f"`{type(callback).__name__}` stopped training in epoch {callback.stopped_epoch}: {message}"
+    if 0 in (trainer.limit_train_batches, trainer.num_training_batches):
+        return "There was no training batch."
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
+        return f"Training ran until `max_epochs={trainer.max_epochs}`."
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return f"Training ran until `max_steps={trainer.max_steps}`."
+    return "Other code stopped training (`trainer.should_stop`)."

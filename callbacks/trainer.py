@@ -5,7 +5,6 @@ else `lightning.pytorch`.
 """
 
 import copy
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -25,11 +24,9 @@ from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine, UnfitLogitsError
-from bu_torch.run.history import describe_exception
 from bu_torch.run.processes import Processes, T
 from bu_torch.run.reader import NetworkReader, count_operations
-from bu_torch.run.record import check_plain
-from bu_torch.run.weights import load, optimizers_in_training
+from bu_torch.run.weights import optimizers_in_training
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -50,8 +47,9 @@ else:
     Checkpoint, ModelCheckpoint = pl.callbacks.Checkpoint, pl.callbacks.ModelCheckpoint
 
 library: Any = pl  # for names that mypy does not find there
-EarlyStopping, WeightAveraging = library.callbacks.EarlyStopping, library.callbacks.WeightAveraging
+EarlyStopping, Timer = library.callbacks.EarlyStopping, library.callbacks.Timer
 StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
+WeightAveraging = library.callbacks.WeightAveraging
 MisconfigurationException: Any = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
 _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
@@ -74,9 +72,9 @@ RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones i
 
 
 @rank_zero_only
-def tell(line: str) -> None:
+def log_line(line: str) -> None:
     """Log a line in the first process; a function with a name, because a callback may be pickled."""
-    output.tell(line)
+    output.log_line(line)
 
 
 @contextmanager
@@ -126,23 +124,23 @@ class TrainerReader(NetworkReader):
         super().__init__(engine.settings, packing)
         self.trainer = trainer
 
-    def read(self, network: Any, inputs: Any) -> Tensor:
+    def logits_at(self, network: Any, inputs: Any) -> Tensor:
         with self.trainer.precision_plugin.forward_context():
-            return super().read(network, inputs)
+            return super().logits_at(network, inputs)
 
-    def forward(self, network: Any, taken: Any) -> Any:
+    def forward(self, network: Any, batch: Any) -> Any:
         trainer = self.trainer
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and network is trainer.lightning_module
         forward: Any = trainer.model if is_wrapped else network
-        return call(forward, trainer.precision_plugin.convert_input(taken), of=network)
+        return call(forward, trainer.precision_plugin.convert_input(batch), signature_of=network)
 
     def n_rows(self, inputs: Any) -> int:
         of_training: int = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
         return min(rows_at_once(inputs), max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training))
 
-    def try_few(self, model: Any, engine: Engine) -> None:
+    def sanity_check(self, model: Any, engine: Engine) -> None:
         with misconfigured(UnfitLogitsError, before="`forward`: "):
-            super().try_few(model, engine)
+            super().sanity_check(model, engine)
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in model.modules())
         if embeds and engine.shared is not None and engine.shared.moves_integers:  # its `forward` must round them
             rank_zero_warn(
@@ -188,53 +186,6 @@ def lightning_average(trainer: Trainer) -> Any:
     return next((average for average in averages if average is not None), None)
 
 
-def why_ended(trainer: Trainer, exception: BaseException | None) -> str:
-    """Say why training ended, if no callback of this package stopped it."""
-    if exception is not None:
-        return describe_exception(exception)
-    timers = [callback for callback in trainer.callbacks if isinstance(callback, library.callbacks.Timer)]
-    if any(left is not None and left <= 0 for left in (timer.time_remaining() for timer in timers)):
-        return "Training ran until `max_time`."
-    now = trainer.current_epoch - 1  # or later; a callback that stopped an earlier fit keeps its message
-    for callback in trainer.callbacks if trainer.should_stop else ():
-        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message and callback.stopped_epoch >= now:
-            message = str(callback.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
-            return f"`{type(callback).__name__}` stopped training in epoch {callback.stopped_epoch}: {message}"
-    if 0 in (trainer.limit_train_batches, trainer.num_training_batches):
-        return "There was no training batch."
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
-        return f"Training ran until `max_epochs={trainer.max_epochs}`."
-    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-        return f"Training ran until `max_steps={trainer.max_steps}`."
-    return "Other code stopped training (`trainer.should_stop`)."
-
-
-def move_behind_averaging(trainer: Trainer, kind: type) -> None:
-    """Move callbacks of a kind behind `WeightAveraging`, so that they measure the average that a checkpoint holds."""
-    callbacks = trainer.callbacks
-    end = max((n + 1 for n, callback in enumerate(callbacks) if isinstance(callback, WeightAveraging)), default=0)
-    trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: isinstance(callback, kind)), *callbacks[end:]]
-
-
-def resume_raw_weights(pl_module: LightningModule, raw: Any) -> None:
-    """Let training continue from its own weights, after a checkpoint of an average was loaded."""
-    try:
-        check_plain(raw)
-        load(pl_module, {**pl_module.state_dict(), **raw})
-    except Exception as error:  # damaged ones may raise anything
-        rank_zero_warn(
-            "The checkpoint holds training weights beside their average, and they do not fit the module"
-            f" ({cleaned(error)}): training continues from the average."
-        )
-
-
-def mappings_of_weights(state: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The places in a callback's state that hold weights by name: of the kept check, and of the average."""
-    for part in (state, state.get("average")) if isinstance(state, dict) else ():
-        if isinstance(part, dict) and isinstance(part.get("weights"), dict):
-            yield part, part["weights"]
-
-
 def restore(trainer: Trainer, engine: Engine, path: str) -> str:
     """Put the kept weights into the module; return where they are: "in the model" or not.
 
@@ -267,7 +218,7 @@ class MetricLogger:
     def __init__(self) -> None:
         self._values: dict[str, Tensor] = {}  # last check
 
-    def show(self, trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> None:
+    def log(self, trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> None:
         """Log a check at the step at which Lightning logs the last batch.
 
         `log_dict` would be slow, skip steps within an epoch, and keep values in `callback_metrics` until its end.
@@ -285,13 +236,13 @@ class MetricLogger:
         in_bar = {signal.name for signal in SIGNALS.values() if signal.is_in_progress_bar}
         trainer.progress_bar_metrics.update({name: value for name, value in shown.items() if name in in_bar})
 
-    def withdraw(self, trainer: Trainer) -> None:
-        """Remove the last check's values from `callback_metrics`, because they do not describe the weights to come."""
+    def clear_callback_metrics(self, trainer: Trainer) -> None:
+        """Remove the last check's values, because they do not describe the weights to come."""
         for name in self._values:
             trainer.callback_metrics.pop(name, None)
 
-    def show_again(self, trainer: Trainer) -> None:
-        """Undo `withdraw` for callbacks that read values when an epoch or the training ends."""
+    def restore_callback_metrics(self, trainer: Trainer) -> None:
+        """Put them back, for callbacks that read values when an epoch or the training ends."""
         for name, value in self._values.items():
             trainer.callback_metrics.setdefault(name, value)
 
@@ -319,33 +270,3 @@ def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     if not is_within_epoch:
         logged |= results.metrics(on_step=False)["callback"]
     return next((float(logged[name]) for name in LOSSES if name in logged), None)
-
-
-def class_weights_of(module: nn.Module, n_classes: int) -> tuple[list[float] | None, str]:
-    """The weight of each class in the losses of a module, None if they cannot tell, and a line for the log, or ""."""
-    losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss)
-    weights = [_weights_in(part, n_classes) for part in module.modules() if isinstance(part, losses)]
-    if not any(weights):
-        return None, ""
-    first = weights[0]
-    if any(weight != first for weight in weights):
-        why = "the losses of the module weigh the classes differently"
-    elif len(first) < n_classes or not all(0 < weight < math.inf for weight in first):
-        why = "the loss of the module does not have one positive weight for each class"
-    else:
-        shown = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
-        return first, (
-            f"bu-torch weighs the classes by {shown}, as the loss of the module does. Pass"
-            f" `class_weight=[1.0] * {len(first)}` to count all samples alike."
-        )
-    return None, f"bu-torch counts all classes alike: {why}. Pass `class_weight=...` to weigh them in the score, too."
-
-
-def _weights_in(loss: Any, n_classes: int) -> list[float]:
-    """Weight of each class in a loss; empty if all classes weigh the same."""
-    is_binary = isinstance(loss, nn.BCEWithLogitsLoss)
-    tensor = loss.pos_weight if is_binary else loss.weight
-    weights: list[float] = [] if tensor is None else tensor.flatten().tolist()
-    if is_binary and weights:
-        weights = [1.0, *weights] if len(weights) == 1 and n_classes == 2 else [math.nan, *weights]
-    return weights if len(set(weights)) > 1 else []

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bu_torch.run.engine import NO_USE
+from bu_torch.run.engine import BELOW_BASELINE
 from bu_torch.run.prepare import plan_for
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
@@ -50,9 +50,9 @@ def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, rea
     """
     stopper.stopping_reason = stopper.stopping_reason or reason
     stopper.judge()
-    is_uninformed = stopper.engine.processes.broadcast(stopper.engine.is_uninformed)
-    if network is not None and is_uninformed:
-        stopper.conclude(NO_USE)
+    is_below = stopper.engine.processes.broadcast(stopper.engine.is_below_baseline)
+    if network is not None and is_below:
+        stopper.conclude(BELOW_BASELINE)
     elif network is not None and stopper.best_epoch is not None:
         try:
             stopper.restore(network)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.functional.checks import as_logits
-from bu_torch.internal.output import outline, untold
+from bu_torch.internal.output import log_nothing, outline
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import evaluation_copy
 
@@ -38,8 +38,8 @@ def read_logits(
     With a `name` for it, probabilities become logits, and a warning says if they cannot be told from logits.
     """
     with evaluation_copy(model) as network:
-        read = partial(logits_at, network, inputs, batch_size)
-        logits = OutputReader(name, _WARN).read(read) if name else read()
+        outputs = partial(logits_at, network, inputs, batch_size)
+        logits = OutputReader(name, _WARN).logits(outputs) if name else outputs()
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
@@ -50,7 +50,7 @@ def logits_at(network: Callable[[Tensor], Any], inputs: Any, batch_size: int = _
     """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `evaluation_copy`, which a pass may change."""
     check_callable(network)
     batch_size = min(batch_size, rows_at_once(inputs))
-    return in_batches(lambda batch: network(as_taken(network, batch)), inputs, batch_size)
+    return logits_in_batches(lambda batch: network(copy_to(network, batch)), inputs, batch_size)
 
 
 def rows_at_once(inputs: Any) -> int:
@@ -59,11 +59,11 @@ def rows_at_once(inputs: Any) -> int:
     return min(_BATCH, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
 
 
-def in_batches(
-    read: Callable[[Tensor], Any], inputs: Any, n_rows: int, name: str = "`model`", key: str | int | None = None
+def logits_in_batches(
+    output_of: Callable[[Tensor], Any], inputs: Any, n_rows: int, name: str = "`model`", key: str | int | None = None
 ) -> Tensor:
-    """Logits (n, J) that `read` gives at `inputs` (n, ...), `n_rows` at once; name and key as in `logits_of`."""
-    parts = [logits_of(read(batch), len(batch), name, key) for batch in inputs.split(n_rows)]
+    """Logits (n, J) in the outputs for `inputs` (n, ...), `n_rows` at once; name and key as in `logits_of`."""
+    parts = [logits_of(output_of(batch), len(batch), name, key) for batch in inputs.split(n_rows)]
     columns = sorted({part.shape[1] for part in parts})
     if len(columns) > 1:
         raise ValueError(f"{name} must give the same number of logits for each input, got {columns} in one pass.")
@@ -115,12 +115,12 @@ def check_callable(model: object) -> None:
 class OutputReader:
     """Reads a network's outputs as logits; the first reading decides whether they are probabilities instead."""
 
-    def __init__(self, name: str, warn: Callable[[str], None], tell: Callable[[str], None] = untold) -> None:
-        self._name, self._warn, self._tell = name, warn, tell
+    def __init__(self, name: str, warn: Callable[[str], None], log: Callable[[str], None] = log_nothing) -> None:
+        self._name, self._warn, self._log = name, warn, log
         self._as_logits: Callable[[Tensor], Tensor] | None = None
 
-    def read(self, read: Callable[[], Tensor]) -> Tensor:
-        """Logits (n, J) of the outputs that `read` gives, as `as_logits` arranges them."""
+    def logits(self, read: Callable[[], Tensor]) -> Tensor:
+        """Logits (n, J) of the outputs that `read` gives, which `as_logits` has arranged."""
         outputs = read()
         if self._as_logits is None:
             self._as_logits = self._conversion_of(outputs, read)
@@ -131,12 +131,12 @@ class OutputReader:
             return _unchanged
         first = 1 if was_one_column(outputs) else 0
         if first == 0 and bool(((outputs.sum(dim=1) - 1).abs() < _ROUNDING).all()):
-            self._tell(f"{self._name} gives probabilities: their logarithms are the logits.")
+            self._log(f"{self._name} gives probabilities: their logarithms are the logits.")
             return _logarithm
         with _LastSquashing() as last:  # an untrained network may have logits in [0, 1]
             outputs = read()
         if last.gave(outputs[:, first:]):
-            self._tell(f"{self._name} gives probabilities: logits are computed from them.")
+            self._log(f"{self._name} gives probabilities: logits are computed from them.")
             return partial(_log_odds, first=first)
         if first == 1:
             self._warn(
@@ -189,7 +189,7 @@ def was_one_column(logits: Tensor) -> bool:
     return logits.shape[1] == 2 and logits.any(dim=0).tolist() == [False, True]
 
 
-def as_taken(model: object, inputs: Any) -> Any:
+def copy_to(model: object, inputs: Any) -> Any:
     """Copy one tensor or several to the device and precision of a model, if it has these; it may change the copies."""
     return pytree.tree_map(lambda part: part.to(device_of(model, part), dtype_of(model, part), copy=True), inputs)
 
@@ -220,4 +220,4 @@ class PackedNetwork(nn.Module):
         self.network, self.packing = network, packing
 
     def forward(self, packed: Tensor) -> Any:
-        return call(self.network, as_taken(self.network, self.packing.unpack(packed)))
+        return call(self.network, copy_to(self.network, self.packing.unpack(packed)))

@@ -42,7 +42,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
     print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
-def tell(line: str) -> None:
+def log_line(line: str) -> None:
     """Log a line of a training by the logger "bu_torch" at INFO, which is shown unless a script decides otherwise."""
     if _log.level == logging.NOTSET:
         _log.setLevel(logging.INFO)
@@ -53,7 +53,7 @@ def tell(line: str) -> None:
     _log.info("%s", cleaned(line))
 
 
-def untold(line: str) -> None:
+def log_nothing(line: str) -> None:
     """Drop a line."""
 
 

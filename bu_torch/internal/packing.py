@@ -141,15 +141,16 @@ def _binds(how: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return True
 
 
-def call(model: Callable[..., Any], tree: Any, of: Any = None) -> Any:
+def call(model: Callable[..., Any], tree: Any, signature_of: Any = None) -> Any:
     """Call a model with one tensor or several: those of a dict by name or else in order, those of a tuple in order.
 
-    If the signature of the model, or of `of` in its place, does not allow that, it gets the dict or the tuple itself.
+    If the signature of the model, or that of another, does not allow that, it gets the dict or the tuple itself.
     """
-    if isinstance(tree, dict) and all(isinstance(name, str) for name in tree) and takes(of or model, **tree):
+    function = signature_of or model
+    if isinstance(tree, dict) and all(isinstance(name, str) for name in tree) and takes(function, **tree):
         return model(**tree)
     values = tuple(tree.values()) if isinstance(tree, dict) and len(tree) > 1 else tree
-    if isinstance(values, tuple) and takes(of or model, *values):
+    if isinstance(values, tuple) and takes(function, *values):
         return model(*values)
     return model(tree)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.score import top_two
 from bu_torch.internal.inputs import check_fitted, check_integer
-from bu_torch.internal.logits import as_taken, check_callable
+from bu_torch.internal.logits import check_callable, copy_to
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty
@@ -127,7 +127,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         gradients = []
         with evaluation_copy(model) as network, torch.inference_mode(False), torch.enable_grad():
             for batch in self.inputs.split(_BATCH):
-                gradients.append(_gap_gradient(network, as_taken(network, batch)).to(flat.device).flatten(1))
+                gradients.append(_gap_gradient(network, copy_to(network, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
         # Scaling first keeps squares in range.
         slope = slope / slope.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)

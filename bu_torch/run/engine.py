@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.logits import OutputReader, was_one_column
-from bu_torch.internal.output import cleaned, tell, untold
+from bu_torch.internal.output import cleaned, log_line, log_nothing
 from bu_torch.internal.replica import evaluation_copy, gathered
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance
@@ -30,7 +30,7 @@ from bu_torch.signals.measuring import Signals
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
 
-NO_USE = "not in the model, because no check is as good as the same prediction for all samples"
+BELOW_BASELINE = "not in the model, because no check is as good as the same prediction for all samples"
 
 
 class UnfitLogitsError(ValueError):
@@ -64,19 +64,19 @@ class Engine:
         self,
         settings: Settings,
         warn: Callable[[str], None] | None = None,
-        tell: Callable[[str], None] = tell,
+        log: Callable[[str], None] = log_line,
     ) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.tell, self.tell_if_verbose = tell, tell if settings.verbose else untold
-        self._outputs = OutputReader("The module", self.warn, self.tell_if_verbose)
+        self.log, self.log_if_verbose = log, log if settings.verbose else log_nothing
+        self._outputs = OutputReader("The module", self.warn, self.log_if_verbose)
         self.processes = Processes()
         self.history = History(settings)
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
         # `state_dict` of the kept check on the CPU, of shards this process's; empty if it was that of no module.
         self.kept_weights: dict[str, Any] = {}
         self.record = Record()
-        self.shared: SharedPreparation | None = None
+        self.shared: SharedPreparation | None = None  # known to all processes, once `prepare` was called
         self.fitted: Fitted | None = None  # in the first process, until `release`
         self.resumed: dict[str, Any] = {}  # preparation of the run that this one resumes
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
@@ -92,14 +92,14 @@ class Engine:
         self._n_columns = 0  # width of the last logits
         self._has_warned = False  # a warning about predictions worse than chance is given once
 
-    def prepare(self, read: Callable[[], TrainingData], device: torch.device) -> bool:
-        """Prepare in the first process for checks on `device`; False if no earlier check counts: the samples differ."""
+    def prepare(self, read_data: Callable[[], TrainingData], device: torch.device) -> bool:
+        """Prepare in the first process for checks on `device`; False if earlier checks were made at other samples."""
         has_checks, processes = bool(self.history.entries), self.processes
-        lines = {"warn": self.warn, "tell": self.tell, "detail": self.tell_if_verbose}
+        to_user = {"warn": self.warn, "log": self.log, "log_if_verbose": self.log_if_verbose}
 
         def prepared() -> SharedPreparation:
             shared, self.fitted = prepare_signals(
-                read(), self.settings, self.resumed, device, has_checks=has_checks, **lines
+                read_data(), self.settings, self.resumed, device, has_checks=has_checks, **to_user
             )
             return shared
 
@@ -108,10 +108,10 @@ class Engine:
         if processes.are_sharded and processes.count > 1:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)
-        is_the_same = self.shared.is_comparable or not has_checks
-        if not is_the_same:
+        is_comparable = self.shared.is_comparable or not has_checks
+        if not is_comparable:
             self._forget_checks()
-        return is_the_same
+        return is_comparable
 
     @property
     def _signals(self) -> Signals:
@@ -141,16 +141,16 @@ class Engine:
     def check(
         self,
         model: Any,
-        read: Callable[[Any, Any], Tensor],
+        logits_at: Callable[[Any, Any], Tensor],
         epoch: int,
         step: int | None = None,
         *,
-        counts: bool = True,
+        is_compared: bool = True,
         train_loss: float | None = None,
     ) -> Check:
         """Measure a copy of a model, with averaged weights if there are any, add the check and record it.
 
-        The weights of the best check are kept, if it `counts`. `read` gives the logits of a network at inputs.
+        `logits_at` takes a network and inputs. As in `add`, a check that is not compared keeps no weights.
         """
         started, self.summary = time.perf_counter(), {}
         if self.average is not None and isinstance(model, nn.Module):
@@ -159,14 +159,14 @@ class Engine:
 
         def logits() -> Tensor:
             with evaluation_copy(model, values, is_sharded=are_sharded) as network:
-                return self._outputs.read(partial(read, network, self.inputs))
+                return self._outputs.logits(partial(logits_at, network, self.inputs))
 
         measured = self.processes.on_logits(logits, self.measure)
-        entry, is_best = self.add(epoch, measured, step, counts=counts)
+        entry, is_best = self.add(epoch, measured, step, is_compared=is_compared)
         check = Check(entry, is_best)
         self._write(check, started, train_loss)
         if is_best:
-            with self.record.counting("saving_seconds"):
+            with self.record.timing("saving_seconds"):
                 self.kept_weights = {} if self.processes.hide_weights else self.state_to_keep(model)
                 self.history.kept = entry
         return check
@@ -199,15 +199,15 @@ class Engine:
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
     def add(
-        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, counts: bool = True
+        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_compared: bool = True
     ) -> tuple[dict[str, Any], bool]:
         """Add a check and decide; the new entry, which replaces one of the same epoch and step, and `Check.is_best`.
 
-        Unless it `counts`, neither this check nor any before it does for the patience or as best.
+        Unless it `is_compared`, neither this check nor any before it counts for the patience or as best.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        is_best = self.history.add(entry) and counts
-        if not counts:
+        is_best = self.history.add(entry) and is_compared
+        if not is_compared:
             self._forget_checks()
         elif self.measured is not None and self.history.has_best_value(entry):
             self._best_contributions = self.measured.contributions
@@ -277,11 +277,11 @@ class Engine:
         self.record.write(line | seconds)
 
     @property
-    def is_uninformed(self) -> bool:
+    def is_below_baseline(self) -> bool:
         """Whether no check is as good as the same prediction for all samples."""
         metric, values = self.history.metric, map(self.history.value_of, self.history.compared)
-        uninformed = self.summary.get(f"one_class_{metric.name}")
-        return uninformed is not None and max(values, default=-math.inf) < metric.sign * uninformed
+        baseline = self.summary.get(f"one_class_{metric.name}")
+        return baseline is not None and max(values, default=-math.inf) < metric.sign * baseline
 
     def log_summary(self, place: str = "not in the model", why: str = "") -> None:
         """Say what was kept, why training ended, what that cost, and whether to trust it if that is in doubt.
@@ -292,13 +292,13 @@ class Engine:
             return
         if (kept := self.history.kept) is None:
             why = why or self.history.why_none_kept()
-            self.tell(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
+            self.log(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
             return
         lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average is not None)
         for line in (*lines, self.record.describe_cost(), *self._verdict):
-            self.tell(line)
+            self.log(line)
         for line in self._details:
-            self.tell_if_verbose(line)
+            self.log_if_verbose(line)
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""

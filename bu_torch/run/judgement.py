@@ -33,7 +33,7 @@ class Confidence(NamedTuple):
     skill: float  # skill of predicting left-out labels, by neighbours or by regression: 1 is certain, 0 chance
     value: float  # expected value of the metric
     first_value: float  # the value at the first check
-    uninformed: float  # the value of the best prediction that is the same for all samples
+    baseline: float  # the value of the best prediction that is the same for all samples
     gain: float  # how much better it is than that of the first check, in standard errors
     n_equals: int  # checks that are as good, within a standard error; the kept one is among them
     n_checks: int
@@ -43,13 +43,13 @@ class Confidence(NamedTuple):
     def line(self, metric: ExpectedMetric) -> str:
         """The verdict, the values of the first and of the kept check, and the skill, in words."""
         why = "many checks score about as high" if self.word == "plateau" else " and ".join(self.doubts)
-        numbers = (self.first_value, self.value, self.uninformed)
+        numbers = (self.first_value, self.value, self.baseline)
         style = ".2f" if max(map(abs, numbers)) <= 1 else ".3g"
-        first, value, uninformed = (format(number, style) for number in numbers)
+        first, value, baseline = (format(number, style) for number in numbers)
         alone = "one class alone" if metric == ACCURACY else _OF_ALL
         return (
             f"{_VERDICT} {self.word}{f' ({why})' if why else ''}. Expected {metric.title} went from {first} to {value}"
-            f" ({uninformed} for {alone}), and {self.n_equals} of {self.n_checks} checks tie within a standard error."
+            f" ({baseline} for {alone}), and {self.n_equals} of {self.n_checks} checks tie within a standard error."
             f" Held-out label skill {self.skill:.2f} (0 chance, 1 perfect)."
         )
 
@@ -62,7 +62,7 @@ def summary_of(
     The threshold of the `kept` check is None if the choice is blind, or this process does not know (`is_known`).
     """
     values = dict.fromkeys(Confidence._fields) if confidence is None else confidence._asdict()
-    named = {"value": metric.signal, "first_value": f"first_{metric.name}", "uninformed": f"one_class_{metric.name}"}
+    named = {"value": metric.signal, "first_value": f"first_{metric.name}", "baseline": f"one_class_{metric.name}"}
     summary = {named.get(field, field): value for field, value in values.items()}
     if THRESHOLD in kept:
         summary |= {name: kept[name] for name in kept if name.endswith(THRESHOLD)}
@@ -82,20 +82,20 @@ def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Conf
     signals, boundary = fitted.signals, fitted.signals.boundary
     counted = history.counted
     n_samples, names = len(boundary.labels), _class_names(boundary.labels, fitted.about["classes"])
-    column, alone = accuracy_alone(boundary.probabilities_of_present, n_samples, boundary.weights)
+    column, baseline = accuracy_of_one_class(boundary.probabilities_of_present, n_samples, boundary.weights)
     doubt = metric.doubt(len(names))
     if metric != ACCURACY:
-        alone = metric.uninformed(signals.prepared.counting_once(max(n_columns, boundary.classes.n_classes)))
+        baseline = metric.baseline(signals.prepared.counting_once(max(n_columns, boundary.classes.n_classes)))
         doubt = doubt or ("" if metric.is_of_sharp else _describe_few(boundary.labels))
     best = metric.sign * max(map(history.value_of, counted))
-    blind = describe_blindness(best, alone, names[column], (signals.vote_skill, signals.regression_skill), metric)
+    blind = describe_blindness(best, baseline, names[column], (signals.vote_skill, signals.regression_skill), metric)
     lines = [f"{_VERDICT} blind. {blind}"] if blind else []
     if not blind and (threshold := _describe_threshold(kept, metric)):
         lines = [threshold]
     is_of_metric = isinstance(rule, MetricRule) and not rule.metric.is_drawn
     if not is_of_metric and (metric != ACCURACY or rule.name not in _JUDGED_RULES):
         return None, lines, []
-    numbers = signals.skill, n_samples, alone
+    numbers = signals.skill, n_samples, baseline
     confidence = confidence_in(kept, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
     if confidence.word == "clear":
         return confidence, lines, [confidence.line(metric)]
@@ -107,7 +107,7 @@ def confidence_in(
     checks: Sequence[Mapping[str, Any]],
     skill: float,
     n_samples: int,
-    uninformed: float,
+    baseline: float,
     *,
     is_blind: bool,
     metric: ExpectedMetric = ACCURACY,
@@ -136,10 +136,10 @@ def confidence_in(
         word = "blind"
     elif doubts:
         word = "plateau" if n_equals > _MOST_EQUALS else "unsure"
-    return Confidence(word, skill, at_kept, values[0], uninformed, gain, n_equals, len(checks), n_samples, doubts)
+    return Confidence(word, skill, at_kept, values[0], baseline, gain, n_equals, len(checks), n_samples, doubts)
 
 
-def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
+def accuracy_of_one_class(probabilities: Tensor, n_samples: int, weights: Tensor | None) -> tuple[int, float]:
     """Column of the class that scores most if it alone is predicted, and its expected accuracy."""
     by_sample = probabilities.view(-1, n_samples, probabilities.shape[1]).mean(dim=0).double()
     scores = by_sample.mean(dim=0) if weights is None else weights @ by_sample / n_samples
@@ -148,15 +148,15 @@ def accuracy_alone(probabilities: Tensor, n_samples: int, weights: Tensor | None
 
 
 def describe_blindness(
-    best: float, alone: float, name: str, skills: tuple[float, float], metric: ExpectedMetric = ACCURACY
+    best: float, baseline: float, name: str, skills: tuple[float, float], metric: ExpectedMetric = ACCURACY
 ) -> str:
     """Say that the expected value of a metric cannot tell checks apart, and what to do; "" if it can.
 
-    `best` is the best expected value of the checks, `alone` that of the class `name`, or of the best prediction that is
-    the same for all samples; `skills` are those of the nearest samples and of a regression on all.
+    `best` is the best expected value of the checks, `baseline` that of the class `name`, or of the best prediction that
+    is the same for all samples; `skills` are those of the nearest samples and of a regression on all.
     """
     is_share = metric.is_larger_better and not metric.is_drawn  # 1 is the largest value
-    has_gain = metric.sign * (best - alone) > _LEAST_GAIN * (1 - alone if is_share else abs(alone))
+    has_gain = metric.sign * (best - baseline) > _LEAST_GAIN * (1 - baseline if is_share else abs(baseline))
     skill = "skill {:.2f} by the nearest samples, {:.2f} by regression; 1 is certain, 0 chance".format(*skills)
     if max(skills) < _LEAST_SKILL:
         return (
@@ -168,7 +168,7 @@ def describe_blindness(
     if metric == ACCURACY:
         same = f"always predicting {name}"
         remedy = "; or pass `class_weight=` if the loss weighs the classes, `'balanced'` if a rare one matters"
-    numbers = f"the best expected {metric.title} is {best:.4g}, and that scores {alone:.4g} ({skill})"
+    numbers = f"the best expected {metric.title} is {best:.4g}, and that scores {baseline:.4g} ({skill})"
     return "" if has_gain else f"No check is clearly better than {same}: {numbers}. Train longer{remedy}."
 
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName, may_use_module
 from bu_torch.internal.inputs import as_features, as_labels
-from bu_torch.internal.logits import PackedNetwork, as_taken
+from bu_torch.internal.logits import PackedNetwork, copy_to
 from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
@@ -34,7 +34,7 @@ MAX_BYTES = 2**30  # of samples that are held, unless `max_samples` is given
 _LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs: large networks, small ones
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # evaluating the logits of a pass takes as long on one core
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Plan(NamedTuple):
@@ -143,9 +143,9 @@ def prepare_signals(
     device: torch.device,
     *,
     has_checks: bool,
-    warn: Tell,
-    tell: Tell,
-    detail: Tell,
+    warn: Log,
+    log: Log,
+    log_if_verbose: Log,
 ) -> tuple[SharedPreparation, Fitted]:
     """Choose samples as a plan says, fit the signals to them for checks on `device`, and say how they are measured.
 
@@ -155,7 +155,7 @@ def prepare_signals(
     samples, plan, module, class_weight = data
     plan = Plan(*resumed["plan"]) if resumed.get("plan") else plan
     samples = fewer_of(samples, plan.n_samples, settings.seed)
-    detail(_describe_plan(samples, plan))
+    log_if_verbose(_describe_plan(samples, plan))
     if line := describe_ignored(samples.n_ignored):
         warn(line)
     samples = with_readings(samples, plan.n_draws, settings.perturbation, warn)
@@ -192,9 +192,9 @@ def prepare_signals(
         space,
     )
     for line in _details(signals):
-        detail(line)
+        log_if_verbose(line)
     for line in filter(None, (signals.metric.prices, _doubt(signals))):
-        tell(line)
+        log(line)
     return shared, Fitted(signals.to(device), samples.rows, _describe(signals, samples))
 
 
@@ -260,7 +260,7 @@ class _PackedExtractor(PackedNetwork):
         self.extractor = extractor  # of a copy, that of the copied module
 
     def forward(self, packed: Tensor) -> Any:
-        return self.extractor(as_taken(self.network, self.packing.unpack(packed)))
+        return self.extractor(copy_to(self.network, self.packing.unpack(packed)))
 
 
 def _describe_plan(samples: Samples, plan: Plan) -> str:
@@ -270,7 +270,7 @@ def _describe_plan(samples: Samples, plan: Plan) -> str:
     return f"bu-torch measures at {chosen}, {'1 draw' if plan.n_draws == 1 else f'{plan.n_draws} draws'} each."
 
 
-def _check_classes(samples: Samples, warn: Tell) -> None:
+def _check_classes(samples: Samples, warn: Log) -> None:
     """Warn if labels look like numbers to predict."""
     n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
     n_present = len(torch.unique(labels))

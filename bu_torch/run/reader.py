@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from bu_torch.internal.inputs import as_floats
-from bu_torch.internal.logits import as_taken, check_callable, in_batches, rows_at_once
+from bu_torch.internal.logits import check_callable, copy_to, logits_in_batches, rows_at_once
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import keeps_integers
@@ -35,33 +35,33 @@ class NetworkReader:
     def __init__(self, settings: Settings, packing: Packing | None) -> None:
         self.settings, self.packing = settings, packing
 
-    def read(self, network: Any, inputs: Any) -> Tensor:
+    def logits_at(self, network: Any, inputs: Any) -> Tensor:
         """Logits (n, J) at `inputs` (n, ...) of a network, a copy from `evaluation_copy`, which a pass may change."""
         check_callable(network)
 
-        def read_batch(batch: Tensor) -> Any:
-            taken = batch if self.packing is None else self.packing.unpack(batch)
-            return self.forward(network, as_taken(network, taken))
+        def output_of(packed: Tensor) -> Any:
+            batch = packed if self.packing is None else self.packing.unpack(packed)
+            return self.forward(network, copy_to(network, batch))
 
-        logits = in_batches(read_batch, inputs, self.n_rows(inputs), self.name, self.settings.output_key)
+        logits = logits_in_batches(output_of, inputs, self.n_rows(inputs), self.name, self.settings.output_key)
         return logits.to(inputs.device)
 
-    def forward(self, network: Any, taken: Any) -> Any:
-        """Pass a batch as the network takes it."""
-        return call(network, taken)
+    def forward(self, network: Any, batch: Any) -> Any:
+        """Output for a batch of one tensor or several."""
+        return call(network, batch)
 
     def n_rows(self, inputs: Any) -> int:
         """Rows of a batch."""
         return rows_at_once(inputs)
 
-    def try_few(self, model: Any, engine: Engine) -> None:
+    def sanity_check(self, model: Any, engine: Engine) -> None:
         """Read a few samples as a check will, to refuse a model before it trains."""
 
         def logits() -> Tensor:
             few = next(iter(engine.inputs.split(_FEW)))
             try:
                 with evaluation_copy(model, is_sharded=engine.processes.are_sharded) as network:
-                    return self.read(network, few)
+                    return self.logits_at(network, few)
             except Exception as error:  # the user's code may raise anything
                 what = f"inputs of shape {tuple(few.shape)}" if self.packing is None else str(self.packing)
                 said = f"{type(error).__name__}: {error}".removesuffix(".")
@@ -89,7 +89,7 @@ class NetworkReader:
         if not keeps_integers(perturbation) and not is_read_again:
             sample = as_floats(sample)
         with evaluation_copy(model) as network:
-            return count_operations(network, partial(self.read, network, sample))
+            return count_operations(network, partial(self.logits_at, network, sample))
 
 
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:

@@ -39,7 +39,7 @@ class Record:
         self.setup_seconds = self.check_seconds = self.saving_seconds = 0.0
         self._started = time.perf_counter()
 
-    def begin(self, started: float) -> None:
+    def start(self, started: float) -> None:
         """Count the time since `started` (`time.perf_counter`) as preparation, and that from now on as training."""
         self._started, self.setup_seconds = started, time.perf_counter() - started
 
@@ -58,7 +58,7 @@ class Record:
         return f"Overhead of bu-torch: at least {spent:.1f} s on top of {self.training_seconds:.1f} s of training."
 
     @contextmanager
-    def counting(self, name: str) -> Iterator[None]:
+    def timing(self, name: str) -> Iterator[None]:
         """Add the time within to one of the sums."""
         started = time.perf_counter()
         try:

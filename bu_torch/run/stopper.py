@@ -137,7 +137,7 @@ class BoundaryUncertaintyStopper(Results):
         self._is_concluded = False
         if engine.shared is None:
             self._prepare(model, is_trained=True)  # mostly by now
-        engine.check(model, self._reader.read, epoch, step)
+        engine.check(model, self._reader.logits_at, epoch, step)
         self.stopping_reason = engine.history.why_stopped(epoch, step)
         self.stopped_epoch = epoch if engine.history.decision.should_stop else None
         return engine.history.decision.should_stop
@@ -151,7 +151,7 @@ class BoundaryUncertaintyStopper(Results):
             ValueError: If the samples are not fit for the method, or the model for them.
         """
         self._prepare(model, is_trained=False)
-        self._reader.try_few(model, self.engine)
+        self._reader.sanity_check(model, self.engine)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -250,13 +250,13 @@ class BoundaryUncertaintyStopper(Results):
             return TrainingData(samples, plan_for(settings, samples, n_operations), module)
 
         with showing_progress(self.has_progress_bar):
-            is_the_same = engine.prepare(read, device_of(model, samples.inputs))
-        if not is_the_same:
+            is_comparable = engine.prepare(read, device_of(model, samples.inputs))
+        if not is_comparable:
             engine.warn(
                 "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
                 " patience and the best epoch start anew."
             )
-        engine.record.begin(started)
+        engine.record.start(started)
         if self.folder is not None and engine.processes.rank == 0:
             engine.open_record(Path(self.folder), vars(settings))
 

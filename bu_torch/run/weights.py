@@ -187,7 +187,7 @@ def state_dict_with(model: object, values: Mapping[str, Tensor]) -> dict[str, An
         return copied(model.state_dict())
 
 
-def left_out(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def drop_saved(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Weights for a state in a checkpoint: None in place of those that are among the `saved` of the same file."""
     return {name: None if _is_among(saved, name, value) else value for name, value in values.items()}
 
@@ -199,8 +199,8 @@ def _is_among(saved: Mapping[str, Any], name: str, value: Any) -> bool:
     return torch.equal(other.detach().cpu(), value)
 
 
-def put_in(values: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `left_out` with the weights that a module has loaded from the file; all processes must call this."""
+def fill_in(values: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `drop_saved` with the weights that a module has loaded from the file; all processes must call this."""
     missing = {name: gathered(loaded[name]) for name, value in values.items() if value is None and name in loaded}
     return {**values, **copied(missing)}
 

@@ -88,7 +88,7 @@ class ExpectedMetric:
         said = f"with {n_classes} classes, label probabilities are less certain than a good network"
         return said if is_doubtful else ""
 
-    def uninformed(self, probabilities: Tensor) -> float:
+    def baseline(self, probabilities: Tensor) -> float:
         """Best expected value, by label probabilities (N, J), of the same prediction for all points.
 
         Among the predictions are one class for certain, for each of the 20 most frequent, and the shares of all.

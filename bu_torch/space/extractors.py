@@ -18,7 +18,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     scikit_learn_seed,
 )
-from bu_torch.internal.logits import as_taken
+from bu_torch.internal.logits import copy_to
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.replica import evaluation_copy
 
@@ -298,7 +298,7 @@ class LayerFeatures:
                 hooks.enter_context(module.register_forward_hook(remember, with_kwargs=True))
             for batch in inputs.split(self.batch_size):
                 outputs.clear()
-                network(as_taken(network, batch if self.keep_integers else as_floats(batch)))
+                network(copy_to(network, batch if self.keep_integers else as_floats(batch)))
                 rows.append(self._row(outputs, len(batch)).to(inputs.device))
         return torch.cat(rows)
 

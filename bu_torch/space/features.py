@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_flat_features, as_tensor, check_seed
-from bu_torch.internal.logits import as_taken
+from bu_torch.internal.logits import copy_to
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
 from bu_torch.space.extractors import MixedFeatures, PatchFeatures, TokenFeatures, pooled
 
@@ -99,7 +99,7 @@ class FeatureSpace:
         with evaluation_copy(self.feature_extractor) as extractor, evaluated:
             taker = extractor.__self__ if ismethod(extractor) else extractor
             n_rows = min(_BATCH, max(_LEAST_BATCH, _BATCH_ELEMENTS // inputs[0].numel()))
-            parts = [as_tensor(extractor(as_taken(taker, part)), name) for part in inputs.split(n_rows)]
+            parts = [as_tensor(extractor(copy_to(taker, part)), name) for part in inputs.split(n_rows)]
         features = as_flat_features(torch.cat(parts).to(inputs.device), name)
         if len(features) != len(inputs):
             raise ValueError(f"`feature_extractor` must give {len(inputs)} rows, one a sample, got {len(features)}.")

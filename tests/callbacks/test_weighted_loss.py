@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bu_torch.callbacks.trainer import class_weights_of
+from bu_torch.callbacks.samples import class_weights_of
 
 W = torch.tensor([1.0, 4.0, 2.0])
 CE, NLL, BCE = nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss

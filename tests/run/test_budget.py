@@ -145,5 +145,5 @@ def test_samples_that_are_held_are_bounded_unless_so_many_are_asked_for(
 
 def test_a_network_gets_few_large_inputs_at_a_time():
     n_rows, large = [], torch.zeros(()).expand(40, 3, 320, 320)
-    NetworkReader(Settings(), None).read(lambda inputs: n_rows.append(len(inputs)) or inputs[:, 0, 0, :2], large)
+    NetworkReader(Settings(), None).logits_at(lambda inputs: n_rows.append(len(inputs)) or inputs[:, 0, 0, :2], large)
     assert max(n_rows) <= 32

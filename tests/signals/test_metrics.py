@@ -57,8 +57,8 @@ def test_what_a_metric_is_without_inputs():
     expected = {"auroc": 0.5, "balanced_accuracy": 0.5, "f1": 2 * share / (1 + share)}
     expected["brier_score"] = 2 * share * (1 - share)
     for name, value in expected.items():
-        assert as_metric(name).uninformed(probabilities) == pytest.approx(value, abs=1e-6)
-    assert as_metric([[0, 10], [100, 10]]).uninformed(probabilities) == pytest.approx(10)
+        assert as_metric(name).baseline(probabilities) == pytest.approx(value, abs=1e-6)
+    assert as_metric([[0, 10], [100, 10]]).baseline(probabilities) == pytest.approx(10)
 
 
 @pytest.mark.parametrize("metric", ["auroc", "log_loss", [[0, 1], [3, 0]]])
