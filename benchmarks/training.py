@@ -20,7 +20,7 @@ from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
 from bu_torch.run.judgement import accuracy_of_one_class
-from bu_torch.run.prepare import TrainingData, plan
+from bu_torch.run.prepare import TrainingData, plan_check
 from bu_torch.run.reader import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import WeightAverage
@@ -155,7 +155,7 @@ class Watched:
         else:
             net = nets.net.eval()
             n_operations = count_operations(net, lambda: net(inputs[:1]))
-        made = plan(self.engine.settings, len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
+        made = plan_check(self.engine.settings, len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
         if dataset is None:
             chosen = choose_among(inputs, labels, lambda n: made.n_samples, seed=seed)
         else:

@@ -28,11 +28,11 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
-from bu_torch.run.prepare import TrainingData, most_bytes, plan, plan_for
+from bu_torch.run.prepare import TrainingData, most_bytes, plan_check, plan_check_at
 from bu_torch.run.reader import count_operations
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
-from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
+from bu_torch.samples.samples import Samples, UnreadableError, subsample, whole_samples
 from bu_torch.signals.metrics import ACCURACY, as_metric
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -76,14 +76,15 @@ def training_data(
     most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
     n_between = _samples_between_checks(trainer, every_n_train_steps)
 
-    def how_many(n_training: int) -> int:  # a bound by the size of the network, before a sample can be passed
-        counts = n_training, int(min(n_training, n_between)), count_operations(pl_module)
-        return min(plan(settings, *counts, max_samples=n_training if takes_all else None).n_samples, most)
+    def how_many(n_training: int) -> int:  # to read: a bound by the size of the network, before a sample can be passed
+        n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
+        n_operations = count_operations(pl_module)
+        return min(plan_check(settings, n_training, n_visited, n_operations, max_samples=max_samples).n_samples, most)
 
     with misconfigured_samples(source, "" if _is_pair(reference) else f" {_WAY_OUT}"):
         if _is_pair(reference):
             samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
-            samples = fewer_of(samples, how_many(len(samples.inputs)), settings.seed)
+            samples = subsample(samples, how_many(len(samples.inputs)), settings.seed)
         else:
             samples = _read(trainer, pl_module, source, engine, how_many, min(settings.max_samples or most, most))
         settings.refuse_too_few(len(samples.inputs), "it")
@@ -98,13 +99,10 @@ def training_data(
         class_weight, line = class_weights_of(pl_module, n_classes)
         if line:
             engine.log(line)
-    n_operations = TrainerReader(trainer, engine, samples.packing).operations_of(pl_module, samples)
-    n_training = samples.n_training
+    reader, n_training = TrainerReader(trainer, engine, samples.packing), samples.n_training
     n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
-    module = _network_as_space(trainer, pl_module, engine)
-    return TrainingData(
-        samples, plan_for(settings, samples, n_operations, n_visited, max_samples), module, class_weight
-    )
+    plan = plan_check_at(settings, samples, reader.operations_of(pl_module, samples), n_visited, max_samples)
+    return TrainingData(samples, plan, _network_as_space(trainer, pl_module, engine), class_weight)
 
 
 def _samples_between_checks(trainer: Trainer, every_n_train_steps: int | None) -> float:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.run.engine import BELOW_BASELINE
-from bu_torch.run.prepare import plan_for
+from bu_torch.run.prepare import plan_check_at
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
@@ -36,7 +36,7 @@ def make_stopper(
             options["perturbation"] = "tokens"
             settings = Settings(**options)
         n_operations = NetworkReader(settings, first.packing).operations_of(network, first)
-        n_samples = plan_for(settings, first, n_operations).n_samples
+        n_samples = plan_check_at(settings, first, n_operations).n_samples
         samples = read(lambda n_training: n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error

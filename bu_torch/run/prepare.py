@@ -21,7 +21,7 @@ from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again, with_readings
-from bu_torch.samples.samples import IGNORED, ClassWeight, Samples, class_shares, fewer_of, rare_class
+from bu_torch.samples.samples import IGNORED, ClassWeight, Samples, class_shares, rare_class, subsample
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals, fit_with_progress
 from bu_torch.signals.metrics import ACCURACY
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     n_draws: int
 
 
-def plan(
+def plan_check(
     settings: Settings,
     n_training: int,
     n_visited: int,
@@ -77,18 +77,18 @@ def plan(
     return Plan(min(n_samples, max(n_held // (1 + n_draws * holds_draws), least)), n_draws)
 
 
-def plan_for(
+def plan_check_at(
     settings: Settings,
     samples: Samples,
     n_operations: int,
     n_visited: int | None = None,
     max_samples: int | None = None,
 ) -> Plan:
-    """Plan of a check at samples that were read; as `plan`, but an epoch visits all samples if `n_visited` is None."""
-    n_training = samples.n_training
+    """As `plan_check` for samples that were read, of which an epoch visits all if `n_visited` is None."""
+    n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
+    n_visited = n_training if n_visited is None else n_visited
     holds_draws = samples.is_random and may_be_read_again(settings.perturbation)
-    counts = n_training, n_training if n_visited is None else n_visited, n_operations, samples.inputs[:1].nbytes
-    return plan(settings, *counts, max_samples, holds_draws=holds_draws)
+    return plan_check(settings, n_training, n_visited, n_operations, n_bytes, max_samples, holds_draws=holds_draws)
 
 
 def most_bytes(settings: Settings) -> int | None:
@@ -154,7 +154,7 @@ def prepare_signals(
     """
     samples, plan, module, class_weight = data
     plan = Plan(*resumed["plan"]) if resumed.get("plan") else plan
-    samples = fewer_of(samples, plan.n_samples, settings.seed)
+    samples = subsample(samples, plan.n_samples, settings.seed)
     log_if_verbose(_describe_plan(samples, plan))
     if line := describe_ignored(samples.n_ignored):
         warn(line)

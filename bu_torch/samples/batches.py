@@ -37,9 +37,9 @@ class DatasetError(UnreadableError):
 
 
 def with_batches(
-    loader: DataLoader[Any], order: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
+    loader: DataLoader[Any], sampling: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
 ) -> _Result:
-    """Use a loader's batches in an `order` that `DataLoader` takes, read in a worker.
+    """Give `use` a loader's batches, read in a worker, by another `sampling`: `DataLoader`'s sampler and batch size.
 
     A copy is read where no worker may start, or where one fails and training has none.
     """
@@ -47,21 +47,21 @@ def with_batches(
     # Other methods than "fork" need a main module that is guarded, and a daemonic process may start no other.
     if not multiprocessing.current_process().daemon and (loader.num_workers or method == "fork"):
         in_worker = {
-            "worker_init_fn": partial(_begin, loader.worker_init_fn, seed),
+            "worker_init_fn": partial(_init_worker, loader.worker_init_fn, seed),
             "num_workers": 1,
             # The default context itself would be fixed by its first use, and a script could no longer choose another.
             "multiprocessing_context": loader.multiprocessing_context or multiprocessing.get_context(method),
             "timeout": 0 if loader.num_workers else _PATIENCE,
         }
         try:
-            with closing(_batches(loader.dataset, collate_fn=loader.collate_fn, **order, **in_worker)) as batches:
+            with closing(_batches(loader.dataset, collate_fn=loader.collate_fn, **sampling, **in_worker)) as batches:
                 return use(batches)
         except DatasetError:  # tensors on a GPU, connections, locks and threads do not work in a forked process
             if loader.num_workers:
                 raise
     with seeded(seed):
         dataset, collate_fn = _copied(loader)
-        with closing(_batches(dataset, collate_fn=collate_fn, **order)) as batches:
+        with closing(_batches(dataset, collate_fn=collate_fn, **sampling)) as batches:
             return use(batches)
 
 
@@ -79,7 +79,7 @@ def _batches(dataset: Any, **options: Any) -> Generator[Any]:
             iterator._shutdown_workers()
 
 
-def _begin(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: int) -> None:
+def _init_worker(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: int) -> None:
     gc.freeze()  # never collect the parent's garbage: a finaliser may close or delete something
     start_from(seed)  # draws are then those of a deep copy that the parent reads
     if worker_init_fn is not None:

@@ -138,11 +138,11 @@ def read_loader(
     reader = Reader(loader, seed, keys, transform)
     with seeded(seed):
         if isinstance(loader.dataset, IterableDataset):
-            read = reader.in_order({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0, max_bytes)
+            read = reader.read_batches({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0, max_bytes)
             return choose_among(*read, how_many, seed)
         indices, are_lists, weights = _visited(loader, n_batches, seed)
         if loader.batch_sampler is None and not are_lists:
-            return choose_among(*reader.in_order({"sampler": indices, "batch_size": None}), how_many, seed)
+            return choose_among(*reader.read_batches({"sampler": indices, "batch_size": None}), how_many, seed)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(loader.dataset, keys.labels) if are_places else None
         if (n_wanted := how_many(n_training)) < n_training:
@@ -160,7 +160,7 @@ def read_loader(
         if n_read == n_asked and are_places:
             is_random = looks_for_augmentation and reader.sees_augmentation(indices)
             rows = torch.as_tensor(indices, device="cpu")
-            samples = samples._replace(rows=rows, is_random=is_random, again=reader.read)
+            samples = samples._replace(rows=rows, is_random=is_random, reread=reader.read)
         return without_ignored(samples)
 
 
@@ -243,10 +243,10 @@ class Reader(NamedTuple):
     keys: Keys
     transform: Callable[[Any], Any] | None
 
-    def in_order(self, order: dict[str, Any], *limits: Any) -> tuple[Any, Tensor]:
-        """Inputs and labels of all batches in an `order` that `DataLoader` takes; limits are those of `concatenate`."""
+    def read_batches(self, sampling: dict[str, Any], *limits: Any) -> tuple[Any, Tensor]:
+        """Inputs and labels of all batches; `sampling` as in `with_batches`, limits as in `concatenate`."""
         return with_batches(
-            self.loader, order, self.seed, lambda batches: concatenate(batches, self.keys, self.transform, *limits)
+            self.loader, sampling, self.seed, lambda batches: concatenate(batches, self.keys, self.transform, *limits)
         )
 
     def read(self, indices: list[Any], n_times: int = 1, max_bytes: float | None = None) -> tuple[Any, Tensor]:
@@ -265,8 +265,9 @@ class Reader(NamedTuple):
             if is_in_memory:  # indexing runs no code of the user's
                 batches = (list(loader.dataset[places]) for places in lists)
                 return concatenate(batches, self.keys, self.transform, *limits)
-            order = {"sampler": lists, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": lists}
-            return self.in_order(order, *limits)
+            if loader.batch_sampler is None:
+                return self.read_batches({"sampler": lists, "batch_size": None}, *limits)
+            return self.read_batches({"batch_sampler": lists}, *limits)
 
     def sees_augmentation(self, indices: list[Any]) -> bool:
         """Whether a second reading of a few of these samples gives other inputs and the same labels."""
@@ -312,9 +313,9 @@ def with_readings(samples: Samples, n_draws: int, perturbation: Any, warn: Calla
 
 def read_again(samples: Samples, n_further: int) -> Samples:
     """Read samples anew, each 1 + `n_further` times: the first reading takes their place, `readings` are the others."""
-    assert samples.again is not None  # noqa: S101
+    assert samples.reread is not None  # noqa: S101
     n_samples, n_times = len(samples.labels), 1 + n_further
-    read = samples_of(*samples.again(samples.rows.tolist(), n_times))
+    read = samples_of(*samples.reread(samples.rows.tolist(), n_times))
     if not are_equal(read.labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
         raise UnreadableError("it gives other labels")
     readings = read.inputs[n_samples:].unflatten(0, (n_further, n_samples))

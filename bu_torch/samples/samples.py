@@ -35,7 +35,7 @@ class Samples(NamedTuple):
     is_random: bool = False  # whether inputs differ each time they are read, and nothing else does
     packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
     # Reads the samples at these `rows` so many times; None if they cannot be read again, or nobody looked.
-    again: Callable[[list[int], int], tuple[Any, Tensor]] | None = None
+    reread: Callable[[list[int], int], tuple[Any, Tensor]] | None = None
     readings: Tensor | None = None  # further readings of the inputs, (n_draws, n, ...)
 
     def at(self, rows: Tensor) -> "Samples":
@@ -70,7 +70,7 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
     return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
 
 
-def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
+def subsample(samples: Samples, n_wanted: int, seed: int) -> Samples:
     """Random subset of samples, in which each class keeps its share; all of them if as many are wanted."""
     n_samples = len(samples.inputs)
     if n_wanted >= n_samples:
@@ -82,7 +82,7 @@ def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], se
     """Choose `how_many(n)` of the n given samples whose label is not -100."""
     samples = without_ignored(samples_of(inputs, labels))
     n_left = len(samples.inputs)
-    return fewer_of(samples._replace(n_training=n_left), how_many(n_left), seed)
+    return subsample(samples._replace(n_training=n_left), how_many(n_left), seed)
 
 
 def without_ignored(samples: Samples) -> Samples:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 from bu_torch.report import read_record
-from bu_torch.run.prepare import plan
+from bu_torch.run.prepare import plan_check
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.samples.samples import whole_samples
@@ -49,7 +49,7 @@ def heavy(module, n_weights=2 * 10**6):
 )
 def test_the_price_of_a_pass_and_the_data_set_the_plan(n_training, n_operations, settings, expected):
     settings = Settings(n_neighbors=20, **settings)
-    assert plan(settings, n_training, n_training, n_operations) == expected
+    assert plan_check(settings, n_training, n_training, n_operations) == expected
 
 
 def test_what_an_epoch_visits_sets_the_price(tmp_path):

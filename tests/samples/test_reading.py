@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from bu_torch.samples.reading import read_loader, read_samples
-from bu_torch.samples.samples import choose_among, fewer_of, stratified_rows, whole_samples
+from bu_torch.samples.samples import choose_among, stratified_rows, subsample, whole_samples
 
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
 BY_NAME = {"input_key": "image", "label_key": "target"}
@@ -228,7 +228,7 @@ class TestIgnoredLabels:
         assert torch.equal(few.labels.long(), labels.long()[few.rows])
 
     def test_of_what_a_user_gives_the_places_are_the_users(self):
-        few = fewer_of(whole_samples(X.numpy(), MARKED.numpy(), OF_PLACE.numpy()), 50, 1)
+        few = subsample(whole_samples(X.numpy(), MARKED.numpy(), OF_PLACE.numpy()), 50, 1)
         assert torch.equal(few.inputs, X[few.rows])
         assert torch.equal(few.weights, OF_PLACE[few.rows])
         assert torch.equal(few.labels, Y[few.rows])

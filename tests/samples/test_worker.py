@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from bu_torch.samples import batches
 from bu_torch.samples.reading import read_again, read_loader, with_readings
-from bu_torch.samples.samples import fewer_of
+from bu_torch.samples.samples import subsample
 
 
 def read(dataset, how_many=lambda n: n, num_workers=0, collate_fn=None, worker_init_fn=None, **options):
@@ -246,7 +246,7 @@ def test_readings_differ_repeat_and_begin_alike():
 def test_readings_are_those_of_the_samples_also_of_some_of_them():
     shifted = Counted(lambda i, times: (X[i] + times, Y[i]))
     samples = read_random(shifted, lambda n: 90)
-    few = fewer_of(samples, 50, seed=0)
+    few = subsample(samples, 50, seed=0)
     again = read_again(few, 2)
     for offset, reading in enumerate((again.inputs, *again.readings)):
         assert torch.equal(reading, X[few.rows] + offset)
