@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from bu_torch._version import __version__
-from bu_torch.internal.output import cleaned, say
+from bu_torch.internal.output import printable, say
 
 # Each has a module with functions `add_options` and `run`, whose docstring `--help` shows.
 _COMMANDS = {
@@ -54,4 +54,4 @@ def _run(given: list[str]) -> None:
 
 
 def _say_problem(message: Exception | str, *_: Any, **__: Any) -> None:
-    say(f"bu-torch: {cleaned(message)}", sys.stderr)
+    say(f"bu-torch: {printable(message)}", sys.stderr)

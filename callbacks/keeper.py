@@ -25,7 +25,7 @@ from bu_torch.callbacks.trainer import (
     skip_empty_hooks,
 )
 from bu_torch.internal.global_state import preserved_random_state
-from bu_torch.internal.output import cleaned
+from bu_torch.internal.output import printable
 from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.engine import Engine
 from bu_torch.run.weights import named_weights, optimizers_in_training
@@ -109,7 +109,7 @@ class FileKeeper(ModelCheckpoint):
             self.set_best("", None)
             if not isinstance(error, OSError) or trainer.world_size > 1:  # other processes wait within Lightning
                 raise
-            stays = f" The file of the best check before stays: {cleaned(self._earlier)}" if self._earlier else ""
+            stays = f" The file of the best check before stays: {printable(self._earlier)}" if self._earlier else ""
             rank_zero_warn(
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, with"
                 f" its weights in memory.{stays}"
@@ -133,7 +133,7 @@ class FileKeeper(ModelCheckpoint):
         if self._earlier in self.written and self._should_remove_checkpoint(trainer, self._earlier, path):
             trainer.strategy.remove_checkpoint(self._earlier)
         elif self._earlier:
-            left = cleaned(self._earlier)
+            left = printable(self._earlier)
             engine.log_if_verbose(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
         self._earlier = ""
 

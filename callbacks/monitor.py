@@ -40,7 +40,7 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.output import cleaned, showing_progress
+from bu_torch.internal.output import printable, showing_progress
 from bu_torch.internal.replica import has_lazy_layers
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
@@ -340,7 +340,7 @@ def _resume_raw_weights(pl_module: LightningModule, raw: Any) -> None:
     except Exception as error:  # damaged ones may raise anything
         rank_zero_warn(
             "The checkpoint holds training weights beside their average, and they do not fit the module"
-            f" ({cleaned(error)}): training continues from the average."
+            f" ({printable(error)}): training continues from the average."
         )
 
 

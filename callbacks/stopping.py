@@ -24,7 +24,6 @@ from bu_torch.callbacks.trainer import (
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
-from bu_torch.internal.output import cleaned
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.engine import BELOW_BASELINE, Check
@@ -235,9 +234,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return
         place = "not in the model"
         if kept is not None and is_graceful and self.restore_best_weights:
-            place = (
-                BELOW_BASELINE if engine.is_below_baseline else restore(trainer, engine, cleaned(self.best_model_path))
-            )
+            place = BELOW_BASELINE if engine.is_below_baseline else restore(trainer, engine, self.best_model_path)
         why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
         if not self.history and (every := getattr(self, name)) > 1:
             why += f" (`{name}={every}`)"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal import output
 from bu_torch.internal.logits import rows_at_once
-from bu_torch.internal.output import cleaned
+from bu_torch.internal.output import printable
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
@@ -192,6 +192,7 @@ def restore(trainer: Trainer, engine: Engine, path: str) -> str:
     A failure is only a warning: the training is over, and has succeeded.
     """
     module, name, failed = trainer.lightning_module, type(trainer.strategy).__name__, "not in the model"
+    path = printable(path)
     if name in OUT_OF_REACH:
         rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
         return failed
@@ -201,7 +202,7 @@ def restore(trainer: Trainer, engine: Engine, path: str) -> str:
         engine.restore(module)
     except Exception as error:  # those of a damaged state, or the user's `load_state_dict`, may raise anything
         rank_zero_warn(
-            f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back: {cleaned(error)}. The"
+            f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back: {printable(error)}. The"
             " weights stay as training left them."
         )
         return failed

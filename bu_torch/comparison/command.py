@@ -18,7 +18,7 @@ import torch
 
 from bu_torch.comparison.tables import Comparison, Split, compare, read_table
 from bu_torch.internal.inputs import check_integer, check_number
-from bu_torch.internal.output import cleaned, say
+from bu_torch.internal.output import printable, say
 from bu_torch.signals.metrics import ACCURACY, METRIC_HELP, as_metric, metric_from
 
 _NOTE = """\
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
             try:
                 runs = [compare(table, seed, n_epochs, noise, metric) for seed in range(n_seeds)]
             except ValueError as error:  # too few samples of a class, for one of the ways
-                say(f"Left out: `{path}`: {cleaned(error)}")
+                say(f"Left out: `{path}`: {printable(error)}")
                 continue
             if not found:
                 say(_row("test error" if metric == ACCURACY else metric.title, runs[0].results))

@@ -32,10 +32,10 @@ _TENSORS = ("neighbors", "nearest_distance", "probabilities_of_present", "votes_
 _SKILLS = ("vote_skill", "regression_skill", "sharpness")
 
 
-class PerturbedSamples:
+class PerturbedEstimator:
     """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
 
-    A subclass defines `fit_checked`, which calls `perturb`, and `score_logits`. Arguments: `BoundaryUncertainty`.
+    A subclass defines `fit_checked`, which calls `fit_neighbors`, and `score_logits`. Arguments: `BoundaryUncertainty`.
     """
 
     learns_metric = False  # True if the metric is one more space to choose where `feature_extractor` is None
@@ -87,7 +87,7 @@ class PerturbedSamples:
         """`fit` to samples that `as_samples` has checked."""
         raise NotImplementedError(f"{type(self).__name__} must define `fit_checked`.")
 
-    def perturb(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> ChosenSpace:
+    def fit_neighbors(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> ChosenSpace:
         """Choose the space, find neighbours of checked samples there, and perturb the samples; gives the space."""
         if self.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
@@ -98,10 +98,10 @@ class PerturbedSamples:
         chosen = choose_space(self, inputs, labels)
         self.space, self.space_name_, self.skills_ = chosen.space, chosen.name, chosen.skills
         graph = NeighborGraph(self.n_neighbors).fit(chosen.points)
-        self.take_neighbors(inputs, labels, graph.neighbors, graph.nearest_distance)
+        self.set_neighbors(inputs, labels, graph.neighbors, graph.nearest_distance)
         return chosen
 
-    def take_neighbors(self, inputs: Tensor, labels: Tensor, neighbors: Tensor, nearest_distance: Tensor) -> None:
+    def set_neighbors(self, inputs: Tensor, labels: Tensor, neighbors: Tensor, nearest_distance: Tensor) -> None:
         """Take what was found or saved, and draw the perturbed inputs, which follow from it and the seed."""
         self.labels, self.neighbors, self.nearest_distance = labels, neighbors, nearest_distance
         self.classes = PresentClasses(labels)
@@ -159,7 +159,7 @@ class PerturbedSamples:
         return logits
 
 
-class BoundaryUncertainty(PerturbedSamples):
+class BoundaryUncertainty(PerturbedEstimator):
     """Boundary uncertainty: are the labels most uncertain where a classifier's decision boundary runs?
 
     All that does not depend on the classifier is computed once, in `fit`: neighbours, perturbed samples (Ha et al.
@@ -234,7 +234,7 @@ class BoundaryUncertainty(PerturbedSamples):
                 f"{self.n_draws} draws of {len(labels)} samples of {len(labels.unique())} classes need arrays of more"
                 f" than {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
             )
-        chosen = self.perturb(inputs, labels, sample_weight)
+        chosen = self.fit_neighbors(inputs, labels, sample_weight)
         columns, expected = self.classes.columns(labels), LabelProbabilities(chosen.regression)
         return expected.fit(chosen.features, columns, self.neighbors, self.weights), chosen
 
@@ -249,7 +249,7 @@ class BoundaryUncertainty(PerturbedSamples):
         self.vote_skill, self.regression_skill, self.sharpness = state["skills"]
         tensors = (state[name].to(inputs.device) for name in _TENSORS)
         neighbors, nearest_distance, self.probabilities_of_present, self.votes_of_present = tensors
-        self.take_neighbors(inputs, labels, neighbors, nearest_distance)
+        self.set_neighbors(inputs, labels, neighbors, nearest_distance)
 
     @property
     def probabilities(self) -> Tensor:
@@ -300,10 +300,10 @@ def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabe
         >>> int(found.rows[0]), int(found.likeliest[0])
         (7, 1)
     """
-    samples = BoundaryUncertainty(**settings)
-    inputs, labels = samples.as_samples(features, labels)
-    expected, chosen = samples.fit_probabilities(inputs, labels, None)
+    estimator = BoundaryUncertainty(**settings)
+    inputs, labels = estimator.as_samples(features, labels)
+    expected, chosen = estimator.fit_probabilities(inputs, labels, None)
     probabilities = expected.predict_proba(chosen.features, chosen.features)
-    of_label = probabilities.gather(1, samples.classes.columns(labels).unsqueeze(1)).squeeze(1)
+    of_label = probabilities.gather(1, estimator.classes.columns(labels).unsqueeze(1)).squeeze(1)
     rows = of_label.argsort(stable=True)
-    return DoubtfulLabels(rows, of_label[rows], samples.classes.classes[probabilities.argmax(dim=1)][rows])
+    return DoubtfulLabels(rows, of_label[rows], estimator.classes.classes[probabilities.argmax(dim=1)][rows])

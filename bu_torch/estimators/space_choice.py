@@ -17,7 +17,7 @@ from bu_torch.space.features import BaseSpace, FeatureSpace
 from bu_torch.space.metric import LabelMetric
 
 if TYPE_CHECKING:
-    from bu_torch.estimators.boundary import PerturbedSamples
+    from bu_torch.estimators.boundary import PerturbedEstimator
 
 SpaceName = Literal[BaseSpace, "metric"]  # spaces that follow from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
@@ -174,39 +174,39 @@ class ChosenSpace(NamedTuple):
     regression: LabelRegression | MetricRegression  # takes features of the space
 
 
-def choose_space(samples: "PerturbedSamples", inputs: Tensor, labels: Tensor) -> ChosenSpace:
+def choose_space(estimator: "PerturbedEstimator", inputs: Tensor, labels: Tensor) -> ChosenSpace:
     """The space that is asked for or the best, or the known one that was chosen before.
 
     With `learns_metric` a metric is put on it if it is clearly better; a trial says which. Integers that are read again
     may be token ids or numbers, so they are tried as both.
     """
-    asked, module, weights, seed = samples.feature_extractor, samples.module, samples.weights, samples.seed
-    kind, is_floating = kind_of(samples.perturbation, inputs), inputs.is_floating_point()
+    asked, module, weights, seed = estimator.feature_extractor, estimator.module, estimator.weights, estimator.seed
+    kind, is_floating = kind_of(estimator.perturbation, inputs), inputs.is_floating_point()
     is_image = inputs.ndim == 4 and is_floating and inputs.shape[1] <= _MOST_CHANNELS
     base: BaseSpace = "tokens" if kind == "tokens" else "patches" if is_image else "inputs"
     names: tuple[Any, ...] = ("inputs", "patches") if base == "patches" else (base,)
     if kind == "reading" and not is_floating and inputs.ndim < 4:
         names = ("inputs", "tokens")
     # Samples of another kind may be given to a resumed run.
-    known = samples.known_space if samples.known_space in ("metric", *names) else None
+    known = estimator.known_space if estimator.known_space in ("metric", *names) else None
     is_forced = "metric" in (known, asked)
     candidates: dict[str, FeatureSpace] = {}
     if asked in (None, "metric"):
         tried = (base,) if is_forced else names if known is None else (known,)
         candidates = {name: FeatureSpace(name, seed) for name in tried}
     elif asked != "module":
-        candidates[samples.space.name] = samples.space
+        candidates[estimator.space.name] = estimator.space
     elif module is None:
         raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
     is_open = asked is None and known is None and may_use_module(None, module, inputs)
     if module is not None and (is_open or asked == "module"):
-        takes_integers = keeps_integers(samples.perturbation) and not is_floating
+        takes_integers = keeps_integers(estimator.perturbation) and not is_floating
         of_module = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         candidates["module"] = FeatureSpace(of_module.transform, seed)
     name, skills, features = best_space(inputs, labels, candidates, weights, seed)
     may_be_better = name == "mixed" or (name == base and asked is None)
     trial, metric, points, space = None, None, features, candidates[name]
-    if samples.learns_metric and (is_forced or may_be_better) and _is_worth_trying(features, labels):
+    if estimator.learns_metric and (is_forced or may_be_better) and _is_worth_trying(features, labels):
         trial = MetricTrial.of(features, labels, weights, seed)
     if is_forced or (trial is not None and trial.prefers_metric and known is None):
         metric = LabelMetric(seed=seed).fit(features, labels, weights)

@@ -20,7 +20,7 @@ _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
 _BAR_DELAY, _TICK = 3, 1  # seconds of work before a bar is shown, and between two sights of the time
 
 
-def cleaned(value: Any) -> str:
+def printable(value: Any) -> str:
     """Text of `value` in one line, without control characters, text reversal or surrogates."""
     text = str(value).replace("\n", " ").replace("\t", " ")
     return "".join("\ufffd" if unicodedata.category(c) in _UNSEEN and c not in _JOINERS else c for c in text)
@@ -35,10 +35,10 @@ def outline(value: Any) -> str:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print lines of text, cleaned, in the encoding of `stream`, which is standard output by default."""
+    """Print lines of text, printable, in the encoding of `stream`, which is standard output by default."""
     stream = sys.stdout if stream is None else stream
     encoding = stream.encoding or "utf-8"
-    shown = "\n".join(cleaned(line) for line in text.split("\n"))
+    shown = "\n".join(printable(line) for line in text.split("\n"))
     print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
@@ -50,7 +50,7 @@ def log_line(line: str) -> None:
         handler = logging.StreamHandler()
         handler.addFilter(lambda record: not logging.getLogger().handlers)  # those set up since show the line, too
         _log.addHandler(handler)
-    _log.info("%s", cleaned(line))
+    _log.info("%s", printable(line))
 
 
 def log_nothing(line: str) -> None:
@@ -125,10 +125,10 @@ def why_unreadable(error: Exception) -> str:
         return f"it holds an object of {foreign}"
     if "weights_only" in said or "Weights only" in said:
         return f"it is a pickle that cannot be read without running code in it ({type(error).__name__})"
-    return f"{cleaned(said.split('. ')[0][:300])} ({type(error).__name__})"
+    return f"{printable(said.split('. ')[0][:300])} ({type(error).__name__})"
 
 
 def foreign_class(error: Exception) -> str:
     """Name of the class that torch refuses to unpickle; "" if there is none."""
     found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
-    return "" if found is None else cleaned(found[1])[:200]
+    return "" if found is None else printable(found[1])[:200]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.estimators.boundary import BoundaryUncertainty, PerturbedSamples
+from bu_torch.estimators.boundary import BoundaryUncertainty, PerturbedEstimator
 from bu_torch.functional.checks import check_choice, index_pairs
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.logits import read_logits
@@ -18,7 +18,7 @@ from bu_torch.papers.prototypes import PrototypeClassifier
 PairsAt = Literal["perturbed", "sample"]
 
 
-class ParzenUncertainty(PerturbedSamples):
+class ParzenUncertainty(PerturbedEstimator):
     """Boundary uncertainty as Proposal 2 estimates it: all that does not depend on the classifier is computed in `fit`.
 
     Ha et al. (2021), Algorithm 3: standardised features, clusters of `n_neighbors` samples, perturbed samples, likely
@@ -66,7 +66,7 @@ class ParzenUncertainty(PerturbedSamples):
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
 
     def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
-        points = self.perturb(inputs, labels, sample_weight).points
+        points = self.fit_neighbors(inputs, labels, sample_weight).points
         if self.pairs_at == "sample":
             self.perturbed = self.perturbed.followed_by(inputs)
         self.bayes_pairs = likely_bayes_pairs(points, labels, self.seed)
@@ -101,7 +101,7 @@ def likely_bayes_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
 
 
 def mean_of_draws(
-    samples: PerturbedSamples,
+    samples: PerturbedEstimator,
     pairs: Tensor,
     pair_index: Tensor,
     logits: Tensor,

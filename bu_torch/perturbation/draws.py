@@ -278,7 +278,7 @@ def draw_perturbed(
         steps = (perturb(points, distance, generator, law=law) - points for _ in range(n_draws))
         held = [check_perturbed(flat + step * scale.to(flat), flat).reshape(inputs.shape) for step in steps]
     else:
-        assert callable(perturbation)  # noqa: S101  (`PerturbedSamples` refuses a name without readings)
+        assert callable(perturbation)  # noqa: S101  (`PerturbedEstimator` refuses a name without readings)
         custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
         held = [_check_custom(perturbed, inputs) for perturbed in custom]
     return PerturbedInputs(torch.cat(held))

@@ -14,7 +14,7 @@ from torch import nn
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.logits import read_logits
-from bu_torch.internal.output import cleaned, whole_file
+from bu_torch.internal.output import printable, whole_file
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, score_of
 from bu_torch.run.prepare import describe_ignored
@@ -90,7 +90,7 @@ class Ranking(Sequence[Candidate]):
         with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
-            writer.writerows(one.as_record() | {"name": cleaned(one.name)} for one in self.candidates)
+            writer.writerows(one.as_record() | {"name": printable(one.name)} for one in self.candidates)
 
 
 def rank_checkpoints(
@@ -223,4 +223,4 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" if isinstance(value, float) else cleaned(value)
+    return f"{value:.4f}" if isinstance(value, float) else printable(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bu_torch._version import __version__
-from bu_torch.internal.output import cleaned, say, whole_file
+from bu_torch.internal.output import printable, say, whole_file
 from bu_torch.report import figures
 from bu_torch.report.figures import Json, Section, score_name, scores_that_count, title_of
 from bu_torch.report.record import RunRecord, find_records, read_record
@@ -80,9 +80,9 @@ def run(options: argparse.Namespace) -> None:
     """Write the page of the newest record in a folder."""
     record = read_record(options.folder)
     path = write_report(record, options.output or record.path.with_suffix(".html"))
-    say(f"Wrote {cleaned(path)}, the page of {cleaned(record.path)}.")
+    say(f"Wrote {printable(path)}, the page of {printable(record.path)}.")
     if options.folder.is_dir() and (n_records := len(find_records(options.folder))) > 1:
-        say(f"The newest of {n_records} records in {cleaned(options.folder)} is shown.")
+        say(f"The newest of {n_records} records in {printable(options.folder)} is shown.")
 
 
 class Content(NamedTuple):

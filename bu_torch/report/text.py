@@ -5,14 +5,14 @@ import math
 import re
 from typing import Any
 
-from bu_torch.internal.output import cleaned
+from bu_torch.internal.output import printable
 
 _PATH = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[\\/](?:[^\s\\/'\"]+[\\/])+[^\s\\/'\"]+")
 
 
 def escaped(value: Any, most: int = 2000) -> str:
-    """`value` cleaned, cut to `most` characters, and escaped for HTML, in attributes too."""
-    text = cleaned(str(value)[: most + 1])  # cut first: cleaning a long text is slow
+    """`value` printable, cut to `most` characters, and escaped for HTML, in attributes too."""
+    text = printable(str(value)[: most + 1])  # cut first: cleaning a long text is slow
     return html.escape(text if len(text) <= most else f"{text[: most - 1]}…")
 
 

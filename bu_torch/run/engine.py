@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.logits import OutputReader, was_one_column
-from bu_torch.internal.output import cleaned, log_line, log_nothing
+from bu_torch.internal.output import log_line, log_nothing, printable
 from bu_torch.internal.replica import evaluation_copy, gathered
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance
 from bu_torch.run.judgement import judge, summary_of
 from bu_torch.run.prepare import Fitted, SharedPreparation, TrainingData, prepare_signals
 from bu_torch.run.processes import Processes
-from bu_torch.run.record import VERSION, Record, as_small, as_tables, plain, read_state, row
+from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, as_tables, read_state
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import WeightAverage, load, state_dict_with
 from bu_torch.samples.samples import IGNORED
@@ -229,12 +229,12 @@ class Engine:
         history, class_weight = self.history, self._signals.boundary.class_weight  # the loss's if settings have none
         named = {**settings, "class_weight": class_weight, "rule": None, **history.rule_settings()}
         header = {
-            "settings": {name: plain(value) for name, value in named.items() if name != "decides"},
+            "settings": {name: as_json(value) for name, value in named.items() if name != "decides"},
             "n_not_compared": history.n_not_compared,
             **(self.fitted.about if self.fitted else {}),
             "setup_seconds": self.record.setup_seconds,
         }
-        self.record.open(folder, header, map(row, history.entries))
+        self.record.open(folder, header, map(as_line, history.entries))
 
     def _write(self, check: Check, started: float, train_loss: float | None) -> None:
         """Count the time of a check, and write it to the record."""
@@ -247,7 +247,7 @@ class Engine:
         kept = (check.entry if check.is_best else history.kept) or {}
         self.record.write(
             {
-                **row(check.entry),
+                **as_line(check.entry),
                 "seconds": self.record.seconds,
                 "check_seconds": self.record.check_seconds,
                 "train_loss": train_loss,
@@ -349,7 +349,7 @@ class Engine:
                 self.resumed |= {"plan": tuple(plan), "samples": state["samples"]}
         except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
             self.history.load({"history": []}, is_compared=False)
-            why = f"The state in the checkpoint cannot be read ({cleaned(f'{type(error).__name__}: {error}'[:200])})"
+            why = f"The state in the checkpoint cannot be read ({printable(f'{type(error).__name__}: {error}'[:200])})"
         if why:
             self._forget_checks()
             self.warn(f"{why}.{' Patience and the best epoch start anew.' if self.settings.decides else ''}")

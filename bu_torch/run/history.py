@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bu_torch.internal.output import cleaned
+from bu_torch.internal.output import printable
 from bu_torch.rule.rules import Decision, decide, score_of
 from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import as_metric
@@ -50,7 +50,8 @@ class History:
         return self.rule.name if self.settings.decides else ""
 
     def is_last(self, epoch: int, step: int | None = None) -> bool:
-        return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
+        last = self.entries[-1] if self.entries else {}
+        return (last.get("epoch"), last.get("step")) == (epoch, step)
 
     def value_of(self, entry: Entry) -> float:
         """Expected value of the metric, larger is better; -inf if it is not finite."""
@@ -71,7 +72,7 @@ class History:
         if self.settings.decides and self.rule.name not in entry:
             entry[self.rule.name] = score_of(self.rule, entry)  # first, because a rule of the user's may raise anything
         was_kept = False
-        if self.is_last(*place_of(entry)):
+        if self.is_last(entry["epoch"], entry.get("step")):
             was_kept = self.kept is self.entries.pop()
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
             self._decide_anew()
@@ -104,7 +105,7 @@ class History:
         rule, path, ended = self.rule, summary.get("best_model_path"), summary["reason"]
         step = f", step {kept['step']}" if "step" in kept else ""
         score = f"{rule.shown(kept[self.score_name]):.4f}{rule.unit and f' {rule.unit}'}"
-        file = f"in {cleaned(path)}" if path else ""
+        file = f"in {printable(path)}" if path else ""
         where = f"{file}, {place}" if file and place.startswith("not") else " and ".join(filter(None, (place, file)))
         line = (
             f"bu-torch kept epoch {kept['epoch']}{step} ({rule.title}: {score})."
@@ -164,11 +165,6 @@ class History:
         self.decision = Decision()
         for entry in self.compared:
             self._decide(entry)
-
-
-def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Epoch and step of a check; the step is None if it is unknown."""
-    return entry["epoch"], entry.get("step")
 
 
 def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:

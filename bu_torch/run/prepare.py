@@ -191,11 +191,11 @@ def prepare_signals(
         saved,
         space,
     )
-    for line in _details(signals):
+    for line in _describe_space(signals):
         log_if_verbose(line)
-    for line in filter(None, (signals.metric.prices, _doubt(signals))):
+    for line in filter(None, (signals.metric.prices, _describe_doubt(signals))):
         log(line)
-    return shared, Fitted(signals.to(device), samples.rows, _describe(signals, samples))
+    return shared, Fitted(signals.to(device), samples.rows, _about(signals, samples))
 
 
 def _settings_for(settings: Settings, samples: Samples) -> Settings:
@@ -292,7 +292,7 @@ def _faster_device(samples: Samples, settings: Settings, device: torch.device) -
     return device
 
 
-def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
+def _about(signals: Signals, samples: Samples) -> dict[str, Any]:
     present, shares = class_shares(signals.boundary.labels, samples.weights)
     skills = {name: round(skill, 4) for name, skill in signals.boundary.skills_.items()}
     data = {
@@ -313,7 +313,7 @@ def _describe(signals: Signals, samples: Samples) -> dict[str, Any]:
     return {"data": data, "classes": samples.classes, "skills": left_out}
 
 
-def _details(signals: Signals) -> Iterator[str]:
+def _describe_space(signals: Signals) -> Iterator[str]:
     """How samples are perturbed, and in which space neighbours are found."""
     boundary = signals.boundary
     if isinstance(boundary.perturbation, Readings):
@@ -330,7 +330,7 @@ def _details(signals: Signals) -> Iterator[str]:
         )
 
 
-def _doubt(signals: Signals) -> str:
+def _describe_doubt(signals: Signals) -> str:
     """Say that a metric may be of the wrong class, or tells networks apart badly, or that a class hardly counts."""
     boundary, metric = signals.boundary, signals.metric
     if metric == ACCURACY:

@@ -98,13 +98,13 @@ class Record:
         )
 
 
-def row(entry: Mapping[str, Any]) -> dict[str, Any]:
+def as_line(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Line of a check; times and the training loss are unknown for checks before a resume."""
     unknown = dict.fromkeys(("seconds", "check_seconds", "train_loss"))
     return {"kind": "check", "epoch": entry["epoch"], "step": entry.get("step"), **unknown, **entry}
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Value of a setting for JSON; the name of its type if JSON cannot hold it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
