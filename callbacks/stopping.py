@@ -207,9 +207,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._keeper.set_due()  # it writes when other callbacks and the module have had this hook
         # Histories are equal, but a process in which a rule of the user's differs would leave the others waiting.
         should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)
-        # Nothing resets `trainer.should_stop`, so it is not set before `min_epochs` and `min_steps` allow a stop: the
-        # score may recover by then.
-        if should_stop and _may_stop(trainer):
+        n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
+        may_stop = n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
+        if should_stop and may_stop:  # or else not set, because nothing resets it, and the score may recover by then
             trainer.should_stop = True
             self.stopped_epoch = trainer.current_epoch
             step = trainer.global_step if self.is_by_steps else None
@@ -251,12 +251,6 @@ def _is_default(callback: Any) -> bool:
     default = ModelCheckpoint()
     is_plain = type(callback) is ModelCheckpoint
     return is_plain and all(getattr(callback, name) == getattr(default, name) for name in names)
-
-
-def _may_stop(trainer: Trainer) -> bool:
-    """Whether Lightning would act on `trainer.should_stop` now."""
-    n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
-    return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
 
 
 def _why_ended(trainer: Trainer, exception: BaseException | None) -> str:

@@ -188,6 +188,7 @@ class Engine:
         signals = self._signals
         n_samples = len(signals.boundary.labels)
         known = ((self._predictions, n_samples * signals.boundary.n_draws), (self._best_contributions, n_samples))
+        # Those of a loaded state may be of other samples.
         before, best = (None if of is None or len(of) != n_rows else of.to(logits.device) for of, n_rows in known)
         self._n_columns = logits.shape[1]
         try:

@@ -224,7 +224,8 @@ def _settings_for(settings: Settings, samples: Samples) -> Settings:
     elif perturbation is None and packing.form == "mixed":
         perturbation = MixedMove(packing) if packing.has_indices else "neighbors"
     if callable(extractor):
-        extractor = _packed_extractor(extractor, packing)
+        is_of_module = isinstance(getattr(extractor, "__self__", extractor), nn.Module)
+        extractor = _PackedExtractor(extractor, packing) if is_of_module else partial(_extracted, extractor, packing)
     elif extractor is None and packing.form == "mixed":
         extractor = MixedFeatures(packing)
     return replace(settings, perturbation=perturbation, feature_extractor=extractor)
@@ -239,12 +240,6 @@ def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tenso
     if shapes != expected:
         raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
     return packing.pack(perturbed)
-
-
-def _packed_extractor(extractor: Callable[..., Any], packing: Packing) -> Callable[[Tensor], Any]:
-    if isinstance(getattr(extractor, "__self__", extractor), nn.Module):
-        return _PackedExtractor(extractor, packing)
-    return partial(_extracted, extractor, packing)
 
 
 def _extracted(extractor: Callable[..., Any], packing: Packing, inputs: Tensor) -> Any:

@@ -152,8 +152,8 @@ class Signals:
             values[metric.signal] = _value_of_own(metric, inputs)
         if THRESHOLD in self.names:
             values |= _values_at_threshold(metric, inputs, values[metric.signal])
-        for other in self.prepared.others:
-            values |= other.measure(inputs.logits, own)
+        for signals in self.prepared.paper_signals:
+            values |= signals.measure(inputs.logits, own)
         is_finite = inputs.uncertainty.isfinite() & own.isfinite().all()
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
         contributions, error = contributions_to(metric, inputs, values), torch.zeros_like(inputs.accuracy)
@@ -164,7 +164,7 @@ class Signals:
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
         check_fitted(self, "prepared")
-        for part in (self.boundary, *self.prepared.others):
+        for part in (self.boundary, *self.prepared.paper_signals):
             part.to(device)
         self.prepared = replace(self.prepared, distances=self.prepared.distances.to(device))
         return self

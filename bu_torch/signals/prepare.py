@@ -35,7 +35,7 @@ class Prepared:
     distances: Tensor  # (D * N, C + 1) to each class, without samples it is made from, and inf
     are_rows: bool  # samples are rows of a table: no images, no texts
     fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
-    others: tuple[Any, ...] = ()  # what measures signals that have no formula (`Signal.measured_in`)
+    paper_signals: tuple[Any, ...] = ()  # what measures signals that have no formula (`Signal.measured_in`)
 
     @cached_property
     def label_columns(self) -> Tensor:
@@ -99,7 +99,7 @@ def prepare(
     `measured_in` names modules that bring signals of their own; with a `state` of `Signals`, nothing is computed again.
     Warns if labels cannot be predicted, or most samples have copies.
     """
-    fingerprint, others = fingerprint_of(boundary, inputs, labels, sample_weight), ()
+    fingerprint, paper_signals = fingerprint_of(boundary, inputs, labels, sample_weight), ()
     if state is None:
         points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
@@ -107,8 +107,8 @@ def prepare(
         if sources is None:
             sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
         distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
-        others = tuple(import_module(name).prepare(boundary, points) for name in measured_in)
-        if others:
+        paper_signals = tuple(import_module(name).prepare(boundary, points) for name in measured_in)
+        if paper_signals:
             boundary.perturbed = boundary.perturbed.followed_by(inputs)
     elif state["fingerprint"] != fingerprint:
         raise ValueError("`state` must be of the same samples and settings.")
@@ -118,7 +118,7 @@ def prepare(
     warn_of(boundary, inputs)
     # In column-major memory the nearest class is found in a third of the time.
     padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
-    return Prepared(boundary, padded, are_rows(boundary.perturbation, inputs), fingerprint, others)
+    return Prepared(boundary, padded, are_rows(boundary.perturbation, inputs), fingerprint, paper_signals)
 
 
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, sample_weight: Any) -> str:
