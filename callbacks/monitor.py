@@ -52,7 +52,7 @@ from bu_torch.run.weights import drop_saved, fill_in, load, optimizers_in_eval_m
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
-_NAMES = {field.name for field in fields(Settings)}
+_SETTINGS = {field.name for field in fields(Settings)}
 
 
 class BoundaryUncertaintyMonitor(Results, Callback):
@@ -151,7 +151,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         skip_empty_hooks(self)
         every_n_epochs, every_n_train_steps = arguments["every_n_epochs"], arguments["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
-            settings = Settings(**{name: arguments[name] for name in _NAMES & arguments.keys()})
+            settings = Settings(**{name: arguments[name] for name in _SETTINGS & arguments.keys()})
             every_n_epochs = check_integer("every_n_epochs", every_n_epochs, 1)
             if every_n_train_steps is not None:
                 every_n_train_steps = check_integer("every_n_train_steps", every_n_train_steps, 1)
@@ -191,7 +191,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         end = max((n + 1 for n, callback in enumerate(callbacks) if isinstance(callback, WeightAveraging)), default=0)
         trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: callback is self), *callbacks[end:]]
         with misconfigured(TypeError, ValueError):
-            settings = Settings(**{name: getattr(self, name) for name in _NAMES})  # which may have been set since
+            settings = Settings(**{name: getattr(self, name) for name in _SETTINGS})  # which may have been set since
         why = _why_not_averaged(trainer) if settings.averaging is not None else ""
         self._reset(replace(settings, averaging=None) if why else settings)  # states are loaded after `setup`
         if why:

@@ -163,7 +163,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self._install(trainer, pl_module)
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put a keeper and an `LastCallback` into `trainer.callbacks`, in place of those of an earlier fit.
+        """Put a keeper and a `LastCallback` into `trainer.callbacks`, in place of those of an earlier fit.
 
         The keeper takes the place of the checkpoint that Lightning adds by default, too, or loggers would upload that.
         The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
@@ -180,9 +180,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if trainer.checkpoint_callbacks:
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
             keeper = FileKeeper(self.engine, self._written, token, is_by_steps=self.is_by_steps, **options)
-            places = range(len(callbacks))
-            last = max(n for n in places if callbacks[n] is self or isinstance(callbacks[n], EarlyStopping))
-            callbacks.insert(min([last + 1, *(n for n in places if isinstance(callbacks[n], Checkpoint))]), keeper)
+            indices = range(len(callbacks))
+            last = max(n for n in indices if callbacks[n] is self or isinstance(callbacks[n], EarlyStopping))
+            callbacks.insert(min([last + 1, *(n for n in indices if isinstance(callbacks[n], Checkpoint))]), keeper)
             self._keeper = keeper
         elif unused := [f"`{name}`" for name, value in options.items() if value]:
             rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")

@@ -219,9 +219,9 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        votes, regression, *held_out, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
-        self.weight_ = float(formulas.mixing_weight(votes, regression, *held_out))  # labels and weights
-        self.sharpness_ = formulas.best_sharpness(torch.lerp(votes, regression, self.weight_), *held_out)
+        votes, regression, targets, weights, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
+        self.weight_ = float(formulas.mixing_weight(votes, regression, targets, weights))
+        self.sharpness_ = formulas.best_sharpness(torch.lerp(votes, regression, self.weight_), targets, weights)
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         self._labels = labels
         return self

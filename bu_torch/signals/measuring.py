@@ -149,7 +149,7 @@ class Signals:
         known = [SIGNALS[name] for name in self.names if name in SIGNALS]
         values = {signal.name: signal.formula(inputs) for signal in known if signal.formula is not None}
         if metric.signal not in values:
-            values[metric.signal] = _value_of_own(metric, inputs)
+            values[metric.signal] = _value_of_users_metric(metric, inputs)
         if THRESHOLD in self.names:
             values |= _values_at_threshold(metric, inputs, values[metric.signal])
         for signals in self.prepared.paper_signals:
@@ -170,7 +170,7 @@ class Signals:
         return self
 
 
-def _value_of_own(metric: ExpectedMetric, inputs: SignalInputs) -> Tensor:
+def _value_of_users_metric(metric: ExpectedMetric, inputs: SignalInputs) -> Tensor:
     """Expected value of a metric of the user's; NaN, with a warning, if it fails in the midst of a training."""
     try:
         return inputs.expected(metric)
