@@ -16,8 +16,8 @@ from bu_torch.internal.output import elapsed_time
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.signals.catalogue import SIGNALS, SignalInputs
 from bu_torch.signals.details import Measurement
-from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_on
-from bu_torch.signals.prepare import Prepared, fingerprint_of, prepare
+from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
+from bu_torch.signals.prepare import Prepared, fingerprint_of, fit_prepared
 
 
 class Signals:
@@ -84,12 +84,12 @@ class Signals:
 
     def _prepare(self, features: Any, labels: Any, sample_weight: Any, state: Mapping[str, Any] | None = None) -> Self:
         samples = self.boundary.as_samples(features, labels)
-        self.prepared = prepare(self.boundary, *samples, sample_weight, self._measured_in, state)
+        self.prepared = fit_prepared(self.boundary, *samples, sample_weight, self._measured_in, state)
         self.vote_skill, self.regression_skill = self.boundary.vote_skill, self.boundary.regression_skill
         n_classes = self.boundary.classes.n_classes
         if self.metric != ACCURACY:
             # The network may have outputs that no label has.
-            check_on(self.metric, self.prepared.counting_once(max(n_classes, self.metric.n_classes or 0)))
+            check_metric(self.metric, self.prepared.counting_once(max(n_classes, self.metric.n_classes or 0)))
         if self.metric.of_counts is not None and n_classes == 2:
             self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         return self

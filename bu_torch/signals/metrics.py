@@ -241,7 +241,7 @@ def _drawn(metric: Any, is_binary: bool, logits: Tensor, probabilities: Tensor, 
     return torch.stack(values).mean(dim=0)
 
 
-def check_on(metric: ExpectedMetric, probabilities: Tensor) -> None:
+def check_metric(metric: ExpectedMetric, probabilities: Tensor) -> None:
     """Raise ValueError unless a metric gives a finite number for label probabilities (N, J) as predictions."""
     n_classes = probabilities.shape[1]
     metric.check_columns(n_classes)

@@ -1,4 +1,4 @@
-"""All that signals need of the samples and that does not depend on the network: `prepare` and `Prepared`."""
+"""All that signals need of the samples and that does not depend on the network: `fit_prepared` and `Prepared`."""
 
 import hashlib
 import warnings
@@ -86,7 +86,7 @@ class Prepared:
         return scale_to_shares(probabilities, counts / counts.sum())
 
 
-def prepare(
+def fit_prepared(
     boundary: BoundaryUncertainty,
     inputs: Tensor,
     labels: Tensor,
@@ -115,7 +115,7 @@ def prepare(
     else:
         boundary.restore(state, inputs, labels, sample_weight)
         distances = state["left_out_distances"].to(inputs.device)
-    warn_of(boundary, inputs)
+    warn_about_samples(boundary, inputs)
     # In column-major memory the nearest class is found in a third of the time.
     padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
     return Prepared(boundary, padded, are_rows(boundary.perturbation, inputs), fingerprint, paper_signals)
@@ -136,7 +136,7 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     return digest.hexdigest()
 
 
-def warn_of(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
+def warn_about_samples(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
     """Warn if most samples have an exact copy with the same label, or if neighbours predict labels like chance."""
     labels = boundary.labels
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
