@@ -28,7 +28,7 @@ from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.output import printable
 from bu_torch.internal.replica import gathered, replaced_in_place
 from bu_torch.run.engine import Engine
-from bu_torch.run.weights import named_weights, optimizers_in_training
+from bu_torch.run.weights import named_weights, optimizers_in_training, with_names_of
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
 
@@ -143,7 +143,8 @@ class FileKeeper(ModelCheckpoint):
         saved, kept = checkpoint["state_dict"], engine.history.kept or {}
         # Lightning's own hooks put in an average of its, and shards.
         if not engine.processes.are_sharded and lightning_average(trainer) is None:
-            saved.update({name: value for name, value in engine.kept_weights.items() if name in saved})
+            measured = with_names_of(saved, engine.kept_weights)
+            saved.update({name: value for name, value in measured.items() if name in saved})
             if engine.average is not None or optimizers_in_training(trainer.optimizers):
                 frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
                 raw = {n: v.detach() for n, v in named_weights(module).items() if n in saved and n not in frozen}
@@ -178,11 +179,21 @@ def _on_cpu(value: Any) -> Tensor:
 
 
 class LastCallback(Callback):
-    """Calls `conclude(trainer, exception)` after all other callbacks, so that they save the training weights."""
+    """Calls `conclude(trainer, exception)` and `complete(trainer, checkpoint)` after all other callbacks.
 
-    def __init__(self, conclude: Callable[[Trainer, BaseException | None], None]) -> None:
+    So they save the training weights, and what they change in a checkpoint is known.
+    """
+
+    def __init__(
+        self,
+        conclude: Callable[[Trainer, BaseException | None], None],
+        complete: Callable[[Trainer, dict[str, Any]], None],
+    ) -> None:
         skip_empty_hooks(self)
-        self._conclude = conclude
+        self._conclude, self._complete = conclude, complete
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._complete(trainer, checkpoint)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._conclude(trainer, None)  # the module's own hook, which may export the network, comes next

@@ -48,7 +48,7 @@ from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.record import check_plain
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import drop_saved, fill_in, load, optimizers_in_eval_mode
+from bu_torch.run.weights import fill_in, load, optimizers_in_eval_mode
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -292,6 +292,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         # After an exception Lightning calls no `teardown`.
         self._watch.detach()
         self.engine.inputs = None  # on a device whose memory may be short; all else is needed to judge
+        self.engine.is_over = True
         self._end(describe_exception(exception))
 
     def _end(self, reason: str) -> None:
@@ -304,16 +305,11 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != FITTING:
             return
-        # Strategies that shard weights have loaded them, and removed them from the checkpoint.
-        loaded = {**pl_module.state_dict(), **checkpoint.get("state_dict", {})}
-        for part, weights in _holders_of_weights(checkpoint["callbacks"].get(self.state_key)):
-            part["weights"] = fill_in(weights, loaded)
+        for part, weights in holders_of_weights(checkpoint["callbacks"].get(self.state_key)):
+            # Strategies that shard weights have loaded them, and removed them from the checkpoint.
+            part["weights"] = fill_in(weights, {**pl_module.state_dict(), **checkpoint.get("state_dict", {})})
         if RAW_WEIGHTS in checkpoint:
             _resume_raw_weights(pl_module, checkpoint.pop(RAW_WEIGHTS))
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        for part, weights in _holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
-            part["weights"] = drop_saved(weights, checkpoint["state_dict"])
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()
@@ -344,8 +340,8 @@ def _resume_raw_weights(pl_module: LightningModule, raw: Any) -> None:
         )
 
 
-def _holders_of_weights(state: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def holders_of_weights(state: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The places in a callback's state that hold weights by name: of the kept check, and of the average."""
     for part in (state, state.get("average")) if isinstance(state, dict) else ():
-        if isinstance(part, dict) and isinstance(part.get("weights"), dict):
-            yield part, part["weights"]
+        if isinstance(part, dict) and isinstance(weights := part.get("weights"), dict) and weights:
+            yield part, weights

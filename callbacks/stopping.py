@@ -8,7 +8,7 @@ from typing import Any, Self
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.keeper import FileKeeper, LastCallback
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, holders_of_weights
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
     FITTING,
@@ -29,6 +29,7 @@ from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.run.engine import BELOW_BASELINE, Check
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AVERAGING, Settings
+from bu_torch.run.weights import drop_saved
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -186,14 +187,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._keeper = keeper
         elif unused := [f"`{name}`" for name, value in options.items() if value]:
             rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
-        trainer.callbacks = [*callbacks, LastCallback(self._restore_and_log)]
+        trainer.callbacks = [*callbacks, LastCallback(self._restore_and_log, self._complete)]
         if self._keeper is not None:
             self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._keeper is not None and self._keeper.is_saving:
-            self._keeper.put_measured(trainer, checkpoint)
-        super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -218,6 +214,13 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def _end(self, reason: str) -> None:
         """Nothing here: `LastCallback` calls `_restore_and_log`, when all other callbacks have had their turn."""
+
+    def _complete(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+        """Have the own file hold what was measured, and no file the kept weights twice."""
+        if self._keeper is not None and self._keeper.is_saving:
+            self._keeper.put_measured(trainer, checkpoint)
+        for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
+            part["weights"] = drop_saved(weights, checkpoint["state_dict"])
 
     def _restore_and_log(self, trainer: Trainer, exception: BaseException | None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""

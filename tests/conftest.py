@@ -1,5 +1,5 @@
 import gc
-import importlib.util
+import importlib
 import logging
 import multiprocessing
 import random
@@ -47,9 +47,7 @@ def global_state_is_left_alone(request):
     """Each test sees, and must leave, the same global switches; a test that trains may move the random state."""
     torch.manual_seed(0)
     before = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
-    levels = {
-        log: log.level for log in map(logging.getLogger, ("lightning.pytorch", "bu_torch"))
-    }  # benchmarks raise them
+    levels = {log: log.level for log in map(logging.getLogger, ("lightning.pytorch", "bu_torch"))}  # some raise them
     yield
     for log, level in levels.items():
         log.setLevel(level or logging.INFO)
@@ -60,11 +58,7 @@ def global_state_is_left_alone(request):
 @pytest.fixture
 def random_states():
     """A function that tells all global random states, to compare before and after."""
-
-    def states():
-        return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
-
-    return states
+    return lambda: (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()))
 
 
 @pytest.fixture
@@ -98,10 +92,7 @@ def load(monkeypatch):
     def load(path):
         monkeypatch.syspath_prepend(path.parent)
         folders.add(path.parent)
-        spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
-        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        return importlib.import_module(path.stem)
 
     yield load
     for name, module in list(sys.modules.items()):

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("lazy", 0)
@@ -62,16 +63,15 @@ class _Mode(TorchDispatchMode):
 
 
 def _run(operation, args, kwargs):
-    tensors = list(_tensors((args, *kwargs.values())))
+    tensors = _tensors((args, kwargs))
     there = [tensor for tensor in tensors if isinstance(tensor, Elsewhere)]
     if there and operation not in _COPIES:
-        may_be_here = list(_tensors(args[1])) if operation in _INDEXED and isinstance(args[0], Elsewhere) else []
+        may_be_here = _tensors(args[1]) if operation in _INDEXED and isinstance(args[0], Elsewhere) else []
         for tensor in tensors:
             is_here = not isinstance(tensor, Elsewhere) and all(tensor is not index for index in may_be_here)
             if is_here and (tensor.ndim or operation in _NO_SCALARS):
                 raise RuntimeError(f"Expected all tensors to be on the same device: {operation}")
-    held_args = _mapped(_held, args)
-    held_kwargs = {name: _mapped(_held, value) for name, value in kwargs.items()}
+    held_args, held_kwargs = pytree.tree_map(_held, (args, kwargs))
     named = kwargs.get("device")
     goes_there = bool(there) if named is None else torch.device(named).type == DEVICE.type
     if goes_there and kwargs.get("generator") is not None:
@@ -83,19 +83,11 @@ def _run(operation, args, kwargs):
         return args[0]
     if "out" in kwargs:
         return kwargs["out"]
-    return _mapped(_placed, result) if goes_there else result
+    return pytree.tree_map(_placed, result) if goes_there else result
 
 
-def _tensors(values):
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(value)
-
-
-def _mapped(function, value):
-    return type(value)([_mapped(function, one) for one in value]) if type(value) in (tuple, list) else function(value)
+def _tensors(tree):
+    return [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
 
 
 def _is_in_place(operation):

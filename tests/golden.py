@@ -6,7 +6,6 @@ python tests/golden.py COMMIT [SCENARIO ...]
 import io
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import tarfile
 import tempfile
 import warnings
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-6
@@ -47,8 +48,7 @@ def differences(before, now):
             continue
         for one, other in zip(old["checks"], new["checks"], strict=True):
             for entry in one.keys() & other.keys():
-                is_same = math.isclose(one[entry], other[entry], rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-                if not is_same and not (math.isnan(one[entry]) and math.isnan(other[entry])):
+                if other[entry] != pytest.approx(one[entry], rel=TOLERANCE, abs=TOLERANCE, nan_ok=True):
                     yield f"{name}, epoch {one['epoch']}: {entry} {one[entry]:.9g} -> {other[entry]:.9g}"
 
 

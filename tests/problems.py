@@ -73,9 +73,8 @@ class Classifier(pl.LightningModule):
 
     def __init__(self, d=4, n_outputs=3, lr=0.05):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(d, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, n_outputs)
-        )
+        first, last = nn.Linear(d, 16), nn.Linear(16, n_outputs)
+        self.net = nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), last)
         self.lr = lr
 
     def forward(self, x):

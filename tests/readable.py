@@ -1,10 +1,10 @@
-"""Samples in the forms in which they are read: datasets, streams and samplers."""
+"""Samples in the forms in which they are read: datasets and streams."""
 
 import itertools
 
 import torch
 from problems import Made, blobs
-from torch.utils.data import IterableDataset, Sampler, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 X, Y = blobs()
 WHOLE = TensorDataset(X, Y)
@@ -34,20 +34,6 @@ class Endless(IterableDataset):
 
     def __iter__(self):
         return itertools.cycle(PAIRS)
-
-
-class Own(Sampler):
-    """A user's sampler, of indices or of lists of them."""
-
-    def __init__(self, entries):
-        self.entries, self.n_passes = entries, 0
-
-    def __iter__(self):
-        self.n_passes += 1
-        return iter(self.entries)
-
-    def __len__(self):
-        return len(self.entries)
 
 
 def equal(samples, rows):

@@ -65,15 +65,14 @@ def write(folder, *entries, name="boundary_uncertainty"):
     return path
 
 
-def write_run(folder, n_checks=60, classes=("a", "b", "c"), ended=True, n_doubtful=50, name=None, **settings):
+def write_run(folder, n_checks=60, classes=("a", "b", "c"), n_doubtful=50, name="boundary_uncertainty", **settings):
     noise = random.Random(0)
     checks = [check(epoch, n_checks, len(classes), n_doubtful, noise) for epoch in range(n_checks)]
-    best = max(checks, key=lambda check: check["accuracy_uncertainty_trust"])["epoch"]
-    kept = None if "rule" in settings and settings["rule"] is None else best
+    kept = max(checks, key=lambda check: check["accuracy_uncertainty_trust"])["epoch"]
     checks[-1]["kept_epoch"] = kept
     reason = f"Stopped in epoch {n_checks - 1}: accuracy_uncertainty_trust did not improve in the last 20 checks."
-    last = [end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt")] if ended else []
-    return write(folder, header(list(classes), **settings), *checks, *last, name=name or "boundary_uncertainty")
+    last = end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt")
+    return write(folder, header(list(classes), **settings), *checks, last, name=name)
 
 
 def run(folder, **settings):

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     LambdaCallback,
     ModelCheckpoint,
+    ModelPruning,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -540,6 +541,11 @@ SCENARIOS = {
     ),
     "beside an early stopping": Scenario(
         others=lambda: [EarlyStopping("trust_score", mode="max", patience=9, strict=False)], **NO_LOOP
+    ),
+    "beside one that prunes, and makes that permanent at the end": Scenario(
+        module=lambda: Validated(normed()),
+        others=lambda: [ModelPruning("l1_unstructured", amount=0.2, prune_on_train_epoch_end=False)],
+        **TRACELESS,
     ),
     "no files": Scenario(options=NO_FILES, resumes=False),
     "barebones": Scenario(options={"barebones": True}, resumes=False),

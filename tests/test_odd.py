@@ -15,30 +15,24 @@ from readable import Stream
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
-from bu_torch import (
-    BoundaryUncertainty,
-    BoundaryUncertaintyStopper,
-    BoundaryUncertaintyStopping,
-    NeighborGraph,
-    PrototypeClassifier,
-    Signals,
-    TrustScore,
-    rank_checkpoints,
-)
+from bu_torch import BoundaryUncertainty, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
+from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.inputs import as_features, as_labels
+from bu_torch.neighbors.graph import NeighborGraph
+from bu_torch.papers.prototypes import PrototypeClassifier
+from bu_torch.ranking.rank import rank_checkpoints
 
 X, Y = blobs()
 M, FEW = 10, {"n_neighbors": 10, "n_draws": 1}
 
 
-def unchanged(logits):
-    return logits
+UNCHANGED = nn.Identity()
 
 
 class Network(pl.LightningModule):
     """The same weights each time; trains by them alone, so that what comes is what is said of samples and outputs."""
 
-    def __init__(self, output=unchanged):
+    def __init__(self, output=UNCHANGED):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -55,14 +49,8 @@ class Network(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def rows(inputs, labels, *names):
-    """Samples one by one, in pairs or under names."""
-
-    def item(i):
-        pair = inputs[i], labels[i]
-        return dict(zip(names, pair, strict=True)) if names else pair
-
-    return Made(item, len(inputs))
+def rows(inputs, labels):
+    return Made(lambda i: (inputs[i], labels[i]), len(inputs))
 
 
 def fit(folder, data, module=None, **settings):
@@ -102,7 +90,8 @@ def by_transformers(folder, x, y, output):
 
     how = {"num_train_epochs": 1, "save_strategy": "no", "remove_unused_columns": False, "report_to": "none"}
     arguments = transformers.TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **how)
-    data = {"train_dataset": rows(x, y, "x", "labels"), "data_collator": default_collate}
+    named = Made(lambda i: {"x": x[i], "labels": y[i]}, len(x))
+    data = {"train_dataset": named, "data_collator": default_collate}
     Trainer(Network(output), arguments, callbacks=[ours := BoundaryUncertaintyCallback(**FEW)], **data).train()
     return ours.stopper.history
 
@@ -123,7 +112,7 @@ def by_skorch(folder, x, y, output):
 ways = pytest.mark.parametrize("way", [by_stopping, by_stopper, by_signals, by_files, by_transformers, by_skorch])
 
 
-def numbers(way, folder, x=X, y=Y, output=unchanged):
+def numbers(way, folder, x=X, y=Y, output=UNCHANGED):
     """All that the one check of a way measures."""
     (entry,) = way(folder, x, y, output)
     return [float(value) for value in entry.values()]
@@ -131,13 +120,13 @@ def numbers(way, folder, x=X, y=Y, output=unchanged):
 
 # By what is odd: what is said, inputs, labels, and what becomes of the logits.
 SAMPLES = {
-    "NaN": ("must be finite", torch.where(torch.arange(120)[:, None] == 3, torch.nan, X), Y, unchanged),
-    "no samples": ("at least one (value a )?sample|num_samples=0", X[:0], Y[:0], unchanged),
-    "too few samples": ("n_neighbors=10", X[:9], Y[:9], unchanged),
-    "one class": ("`labels` must hold at least two classes", X, 0 * Y + 2, unchanged),
-    "fractions": ("`labels` must hold integer classes", X, Y + 0.5, unchanged),
-    "negative": ("`labels` must hold integer classes", X, Y - 1, unchanged),
-    "strings": ("labels.*must be a tensor", X.numpy(), np.array(list("abc") * 40), unchanged),
+    "NaN": ("must be finite", torch.where(torch.arange(120)[:, None] == 3, torch.nan, X), Y, UNCHANGED),
+    "no samples": ("at least one (value a )?sample|num_samples=0", X[:0], Y[:0], UNCHANGED),
+    "too few samples": ("n_neighbors=10", X[:9], Y[:9], UNCHANGED),
+    "one class": ("`labels` must hold at least two classes", X, 0 * Y + 2, UNCHANGED),
+    "fractions": ("`labels` must hold integer classes", X, Y + 0.5, UNCHANGED),
+    "negative": ("`labels` must hold integer classes", X, Y - 1, UNCHANGED),
+    "strings": ("labels.*must be a tensor", X.numpy(), np.array(list("abc") * 40), UNCHANGED),
     "few columns": ("logits in 2 columns|at least 3 columns, .*got 2", X, Y, lambda z: z[:, :2]),
 }
 
@@ -249,7 +238,7 @@ REFUSED = {
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, wrong):
     message, settings = REFUSED[wrong]
-    settings = {"data": FINE, "make": Network, "output": unchanged, **settings}
+    settings = {"data": FINE, "make": Network, "output": UNCHANGED, **settings}
     module = settings.pop("make")(settings.pop("output"))
     with pytest.raises(MisconfigurationException, match=message):
         fit(tmp_path, module=module, **settings)

@@ -167,8 +167,8 @@ class Engine:
         self._write(check, started, train_loss)
         if is_best:
             with self.record.timing("saving_seconds"):
-                self.kept_weights = {} if self.processes.hide_weights else self.state_to_keep(model)
-                self.history.kept = entry
+                weights = {} if self.processes.hide_weights else self.state_to_keep(model)
+                self.kept_weights, self.history.kept = weights, entry  # Ctrl-C comes before or after both
         return check
 
     def restore(self, model: nn.Module) -> None:
@@ -341,7 +341,7 @@ class Engine:
                 why = f"The run resumes with {is_now} instead of {was}: earlier scores cannot be compared"
             self.history.load(state, is_compared=not changed)
             self.kept_weights = state["weights"]
-            if self.average is not None and state["average"] is not None:
+            if self.average is not None and state.get("average") is not None:
                 self.average.load_state_dict(state["average"])
             self.resumed = {name: state[name] for name in ("prepared", "space")}
             self._predictions, self._best_contributions = state["predictions"], state["best_contributions"]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bu_torch.internal.replica import is_plain
 from bu_torch.run.prepare import Plan
 from bu_torch.signals.metrics import ExpectedMetric
 
@@ -141,8 +142,8 @@ def check_plain(tree: Any) -> None:
         for value in tree:
             check_plain(value)
     elif isinstance(tree, Tensor):
-        is_plain = tree.layout == torch.strided and tree.device.type == "cpu" and not tree.requires_grad
-        if not is_plain or tree.untyped_storage().nbytes() < tree.numel() * tree.element_size():
+        is_dense = tree.layout == torch.strided and tree.device.type == "cpu" and not tree.requires_grad
+        if not is_dense or tree.untyped_storage().nbytes() < tree.numel() * tree.element_size():
             raise ValueError(f"a tensor of {tree.numel()} elements does not hold their values")
     elif not isinstance(tree, _PLAIN):
         raise TypeError(f"an object of {type(tree).__name__} is no plain data")
@@ -167,10 +168,10 @@ def read_state(state: Any) -> dict[str, Any]:
 
     Raises some exception if they are of another version or kind.
     """
-    weights = state["weights"]
-    check_plain({**state, "weights": [value for value in weights.values() if isinstance(value, Tensor)]})
     if (version := state.get("version")) != VERSION:
         raise ValueError(f"it has version {version}, and this package reads version {VERSION}")
+    weights = state["weights"]
+    check_plain({**state, "weights": [one for one in weights.values() if isinstance(one, Tensor) and is_plain(one)]})
     history = []
     for table in state["history"]:
         for row in table["values"].tolist():

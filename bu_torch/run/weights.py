@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -126,10 +126,14 @@ def _finite_names(tensors: Mapping[str, Tensor]) -> list[str]:
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a `state_dict` on the CPU, with this process's shards."""
-    return {
-        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
-        for name, value in state.items()
-    }
+    return {name: _copied(value) for name, value in state.items()}
+
+
+def _copied(value: Any) -> Any:
+    is_dense_or_sparse = isinstance(value, Tensor) and (is_plain(value) or value.layout != torch.strided)
+    if is_dense_or_sparse or is_sharded(value):
+        return value.detach().to("cpu", copy=True)
+    return copy.deepcopy(value)  # such as a lazy tensor, or one of a class of the user's
 
 
 def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
@@ -152,11 +156,16 @@ def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def with_names_of(names: Iterable[str], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved weights under these names, if theirs differ by wrappers alone; all others keep their own.
+    """Saved weights under these names, if theirs differ by wrappers or pruning alone; all others keep their own.
 
-    `torch.compile` puts `_orig_mod` into names; `DataParallel` and its kin put `module` into them.
+    `torch.compile` puts `_orig_mod` into names; `DataParallel` and its kin put `module` into them. A weight that is
+    pruned has two parts, `_orig` and `_mask`, until that is made permanent.
     """
-    own = dict.fromkeys(names)
+    own, saved = dict.fromkeys(names), dict(saved)
+    for name in own.keys() - saved.keys():
+        weight, mask = saved.get(f"{name}_orig"), saved.get(f"{name}_mask")
+        if isinstance(weight, Tensor) and isinstance(mask, Tensor) and weight.shape == mask.shape:
+            saved[name] = saved.pop(f"{name}_orig") * saved.pop(f"{name}_mask")
     places = {_unwrapped(name): name for name in own if name not in saved}
     return {name if name in own else places.get(_unwrapped(name), name): value for name, value in saved.items()}
 
@@ -194,9 +203,11 @@ def drop_saved(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str,
 
 def _is_among(saved: Mapping[str, Any], name: str, value: Any) -> bool:
     other = saved.get(name)
-    if not (isinstance(other, Tensor) and isinstance(value, Tensor)) or is_sharded(other) or other.dtype != value.dtype:
+    if not (isinstance(other, Tensor) and is_plain(other) and isinstance(value, Tensor) and is_plain(value)):
         return False
-    return torch.equal(other.detach().cpu(), value)
+    with suppress(NotImplementedError):  # of some types of 8 bits
+        return other.dtype == value.dtype and torch.equal(other.detach().cpu(), value)
+    return False
 
 
 def fill_in(values: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:

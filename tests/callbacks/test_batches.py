@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.samples import class_weights_of
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -57,20 +58,22 @@ def scaled(tmp_path_factory):
     return cache(lambda **settings: monitored(folder, Classifier, loader(SCALED, Y), max_epochs=2, **settings)[0])
 
 
+REFERENCES = ({"reference": (SCALED, Y)}, {"reference": TensorDataset(BYTES, Y)})  # hooks change the dataset's alone
+
+
 @pytest.mark.parametrize(
-    ("name", "settings"), [*((name, {}) for name in HOOKS), ("of a datamodule", {"max_samples": 50})]
+    ("name", "settings"),
+    [
+        *((name, {}) for name in HOOKS),
+        ("of a datamodule", {"max_samples": 50}),
+        *(("on_after_batch_transfer", reference) for reference in REFERENCES),
+    ],
 )
 def test_hooks_that_scale_are_as_data_that_is_scaled(tmp_path, scaled, name, settings):
     given = (hooked(name), loader(BYTES, Y)) if name in HOOKS else (Classifier, DataModule())
     found, _ = monitored(tmp_path, *given, max_epochs=2, **settings)
-    assert_same_checks(found.history, scaled(**settings).history, abs=1e-5)
-
-
-def test_reference_pairs_do_not_pass_hooks_and_datasets_do(tmp_path, scaled):
-    for reference in ((SCALED, Y), TensorDataset(BYTES, Y)):
-        module = hooked("on_after_batch_transfer")
-        found, _ = monitored(tmp_path, module, loader(BYTES, Y), max_epochs=2, reference=reference)
-        assert_same_checks(found.history, scaled().history, abs=1e-5)
+    expected = scaled(**({} if settings in REFERENCES else settings))
+    assert_same_checks(found.history, expected.history, abs=1e-5)
 
 
 # What the network gets.
@@ -118,7 +121,7 @@ def test_rows_of_a_small_or_sorted_batch_are_no_others(tmp_path, recwarn):
     assert not warnings_in(recwarn)
 
 
-# Samplers, classes and labels.
+# Rare classes, and losses that weigh classes.
 
 
 @pytest.mark.parametrize(("class_weight", "is_said"), [(None, True), ("balanced", False), ({0: 0.1}, False)])
@@ -128,3 +131,25 @@ def test_a_rare_class_is_worth_a_word(tmp_path, log, class_weight, is_said):
     monitored(tmp_path, lambda: Classifier(n_outputs=2), data, class_weight=class_weight)
     said = [line for line in log.messages if "training draws" in line]
     assert ["Class 1 makes up 4.2%" in line for line in said] == [True] * is_said
+
+
+W = torch.tensor([1.0, 4.0, 2.0])
+CE, NLL, BCE = nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss
+LOSSES = {  # their number of classes, and their weights
+    "two that agree": ([CE(W), NLL(W)], 3, W.tolist()),
+    "of one logit": ([BCE(pos_weight=torch.tensor([3.0]))], 2, [1.0, 3.0]),
+    "two that do not": ([CE(W), CE(W.flip(0))], 3, None),
+    "one without": ([CE(W), CE()], 3, None),
+    "too few": ([CE(W[:2])], 3, None),
+    "of many labels": ([BCE(pos_weight=W)], 3, None),
+    "a class that does not count": ([CE(W - 1)], 3, None),
+}
+
+
+@pytest.mark.parametrize("losses", LOSSES)
+def test_weights_of_loss_modules_count_if_they_agree(losses):
+    modules, n_classes, expected = LOSSES[losses]
+    weights, line = class_weights_of(nn.ModuleList(modules), n_classes)
+    assert weights == expected
+    assert "`class_weight=" in line
+    assert class_weights_of(nn.ModuleList([CE(), BCE(), NLL(torch.full((3,), 2.0))]), 3) == (None, "")

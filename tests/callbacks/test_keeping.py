@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, Weights, blobs, loader, same, scripted, weights_of
+from problems import Classifier, Weights, blobs, cut, loader, same, scripted, weights_of
 from problems import fit as trained
 from torch import nn
 
@@ -141,6 +141,42 @@ def test_the_threshold_of_a_metric_is_in_the_checkpoint(tmp_path):
     fit(tmp_path, own, module=Classifier(n_outputs=2), data=loader(features, labels))
     (best,) = [check for check in own.history if check["epoch"] == own.best_epoch]
     assert torch.load(own.best_model_path, weights_only=True)["threshold"] == best["threshold"]
+
+
+@pytest.mark.parametrize("odd", [torch.eye(3).to_sparse(), torch.eye(3).to(torch.float8_e4m3fn)])
+def test_a_run_with_buffers_that_are_sparse_or_of_8_bits_resumes(tmp_path, odd):
+    first, again, look, (module, twin) = (
+        scripted((0.9, 0.1)),
+        scripted((0.9, 0.1, 0.2)),
+        Weights(),
+        (Classifier(), Classifier()),
+    )
+    for one in (module, twin):
+        one.register_buffer("odd", odd.clone())
+    path = cut(tmp_path, first, look, module=twin)
+    trained(tmp_path, again, module=module, ckpt_path=path)
+    assert again.best_epoch == 0
+    assert torch.equal(module.net[0].weight, look.of_epoch[0]["net.0.weight"])
+
+
+class Own(Callback):
+    """Saves an average of its own in place of the weights, as that of other packages do."""
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        average = {name: torch.zeros_like(value) for name, value in checkpoint["state_dict"].items()}
+        checkpoint |= {"of training": checkpoint["state_dict"], "state_dict": average}
+
+    def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+        pl_module.load_state_dict(checkpoint["of training"])
+
+
+@pytest.mark.parametrize("place", ["last", "kept"])
+def test_the_best_weights_are_in_a_checkpoint_in_which_a_later_callback_exchanges_the_weights(tmp_path, place):
+    first, again, look, module = scripted((0.1, 0.9)), scripted((0.1, 0.9, 0.2)), Weights(), Classifier()
+    path = cut(tmp_path, first, Own(), look)
+    trained(tmp_path, again, Own(), module=module, ckpt_path=path if place == "last" else first.best_model_path)
+    assert again.best_epoch == 1
+    assert same(weights_of(module), look.of_epoch[1])
 
 
 @pytest.mark.parametrize(("had_files", "has_files"), [(False, False), (False, True), (True, False), (True, True)])

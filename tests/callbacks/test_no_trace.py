@@ -77,18 +77,16 @@ def test_every_setting_stays(setting, fails):
     ids=["batch norm", "an embedding that renormalises"],
 )
 def test_a_check_between_forward_and_backward_changes_no_gradient(make, samples, perturbation):
-    features, labels = samples()
-    gradients = []
+    given, gradients = samples(), []
     for is_checked in (False, True):
         torch.manual_seed(0)
         module = make()
-        stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10, perturbation=perturbation)
+        stopper = BoundaryUncertaintyStopper(*given, n_neighbors=10, perturbation=perturbation)
+        check = stopper.check if is_checked else id
         with torch.autocast("cpu", torch.bfloat16):
-            if is_checked:
-                stopper.check(module)
-            loss = module.training_step((features, labels), 0)
-            if is_checked:
-                stopper.check(module)
+            check(module)
+            loss = module.training_step(given, 0)
+            check(module)
         loss.backward()
         gradients.append({name: weight.grad for name, weight in module.named_parameters()})
     assert same(*gradients)

@@ -1,6 +1,7 @@
 """Scripted trainings: where each stops, what it keeps and why, as Lightning's own pair does, in one piece or in two."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -238,19 +239,24 @@ class TestEnds:
         assert ("RuntimeError: trouble" in own.stopping_reason) != has_ended
 
 
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_tests_and_predictions_change_nothing(tmp_path, is_trained):
+@pytest.mark.parametrize("ended", ["", "by itself", "by Ctrl-C"])
+def test_tests_and_predictions_change_nothing(tmp_path, ended):
+    def interrupt(trainer, pl_module):
+        if trainer.current_epoch == 2 and ended == "by Ctrl-C":
+            raise KeyboardInterrupt
+
     own, module, data = scripted(), Validated(), loader(*blobs())
-    made = trainer(tmp_path, own)
-    if is_trained:
-        made.fit(module, data)
+    made = trainer(tmp_path, own, LambdaCallback(on_train_epoch_end=interrupt))
+    with pytest.raises(SystemExit) if ended == "by Ctrl-C" else nullcontext():
+        made.fit(module, data) if ended else None
+    names = ("history", "best_epoch", "best_model_path", "stopping_reason", "summary")
 
     def state():
-        results = [getattr(own, name) for name in ("history", "best_epoch", "best_model_path", "stopping_reason")]
+        results = [getattr(own, name) for name in names]
         return str(results), made.callbacks, [*tmp_path.rglob("*.*")], made.global_step
 
     before, weights = state(), weights_of(module)
-    for path in (None, "best") if is_trained else (None,):
+    for path in ("best", None) if ended else (None,):
         for run in (made.validate, made.test):
             run(module, data, ckpt_path=path, verbose=False)
         made.predict(module, data, ckpt_path=path)

@@ -22,9 +22,7 @@ def test_a_forge_shows_the_pages_without_building_them_and_all_links_lead_to_fil
     for page, text in TEXTS.items():
         assert not re.search(r'^(?:::: |--8<--|=== "|!!! |\?\?\? )', text, re.MULTILINE), page
         links = [page.parent / target for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)]
-        links += [
-            ROOT / target for target in re.findall(r"(?:examples|benchmarks|docs)/[\w/]+\.(?:py|yaml|json)\b", text)
-        ]
+        links += [ROOT / path for path in re.findall(r"(?:examples|benchmarks|docs)/[\w/]+\.(?:py|yaml|json)\b", text)]
         assert [link for link in links if not link.exists()] == [], page
 
 
@@ -47,9 +45,8 @@ RULED = (Settings, bu_torch.rank_checkpoints)
 NAMED = [(f'`"{name}"`', "options.md", RULED) for name in RULE_NAMES]
 NAMED += [(f"`{name}`", "watching.md", (bu_torch.BoundaryUncertaintyMonitor,)) for name in bu_torch.Signals.NAMES]
 NAMED += [(f'`"{name}"`', "metrics.md", (Settings,)) for name in METRICS]
-NAMED += [
-    (f"`{name}`", "options.md", ()) for name in inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters
-]
+ARGUMENTS = inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters
+NAMED += [(f"`{name}`", "options.md", ()) for name in ARGUMENTS]
 
 
 @pytest.mark.parametrize(("name", "page", "places"), NAMED)

@@ -2,12 +2,12 @@ from functools import partial
 
 import pytest
 import torch
-from oracles.labels import by_refitting, by_solving, votes, with_masses_of
+from oracles.labels import by_refitting
 from problems import blobs, weights_at_random
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, doubtful_labels
 from bu_torch.functional import label_votes
-from bu_torch.functional.probabilities import brier_score
+from bu_torch.functional.probabilities import brier_score, scale_to_shares
 
 WEIGHTS = weights_at_random(60)
 SENTINEL = torch.rand(400, 2, generator=torch.Generator().manual_seed(0))
@@ -47,36 +47,28 @@ class TestVotes:
 
 class TestRegression:
     @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
-    def test_a_label_is_left_out_at_another_place_as_by_a_fit_without_it(self, weights, device):
-        features, labels = blobs(n=60)
-        elsewhere = features + 0.3 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
-        regression = LabelRegression().fit(features.to(device), labels.to(device), weights)
-        mean_1 = None if weights is None else (weights / weights.mean()).double().to(device)
-        given = (features.to(device), labels.to(device), mean_1)
-        rows, penalty = torch.arange(60), regression.penalty_
-        expected = torch.cat(
-            [by_solving(features, labels, penalty, elsewhere[row : row + 1], rows != row, weights) for row in rows]
-        )
-        found = regression.predict_proba(elsewhere.to(device), *given)
-        torch.testing.assert_close(found.cpu(), expected.float(), atol=2e-4, rtol=0)
-        at_home = regression.predict_proba(features.to(device), *given)
-        torch.testing.assert_close(at_home, regression.left_out, atol=1e-5, rtol=0)
-        assert (regression.left_out.dtype, regression.left_out.device.type) == (torch.float32, device.type)
-
-    @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["alike", "weighted"])
-    def test_the_penalty_predicts_left_out_labels_best(self, weights, penalties):
+    def test_left_out_labels_are_predicted_as_by_fits_without_them(self, weights, device, penalties, monkeypatch):
         penalties((10, 0.3, 0.01))
+        monkeypatch.setattr("bu_torch.estimators.label_probabilities._BLOCK_ELEMENTS", 700)  # several blocks
         features, labels = blobs(n=60)
         labels = torch.where(torch.rand(60, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
-        regression = LabelRegression().fit(features, labels, weights)
-        given = {} if weights is None else {"weights": weights / weights.mean()}
-        left_out = {p: by_refitting(features, labels, p, weights) for p in (0.01, 0.3, 10)}
-        scores = {p: float(brier_score(found, labels, **given)) for p, found in left_out.items()}
-        assert scores[regression.penalty_] == min(scores.values())
-        if weights is None:
-            shares = labels.bincount() / len(labels)
-            by_chance = float(brier_score(shares.expand(60, -1), labels))
-            assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
+        elsewhere = features + 0.3 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+        regression = LabelRegression().fit(features.to(device), labels.to(device), weights)
+        mean_1 = torch.ones(60, dtype=torch.float64) if weights is None else weights / weights.mean()
+        left_out = {p: by_refitting(features, labels, p, features, weights) for p in (0.01, 0.3, 10)}
+        scores = {p: float(brier_score(found, labels, mean_1)) for p, found in left_out.items()}
+        penalty = regression.penalty_
+        assert scores[penalty] == min(scores.values())
+        shares = (mean_1.unsqueeze(1) * torch.nn.functional.one_hot(labels)).mean(dim=0)
+        by_chance = float(brier_score(shares.expand(60, -1), labels, mean_1))
+        assert regression.skill_ == pytest.approx(1 - scores[penalty] / by_chance, abs=1e-4)
+        assert (regression.left_out.dtype, regression.left_out.device.type) == (torch.float32, device.type)
+        torch.testing.assert_close(regression.left_out.cpu(), left_out[penalty].float(), atol=2e-4, rtol=0)
+        given = (features.to(device), labels.to(device), mean_1.to(device))
+        for points in (features, elsewhere):
+            expected = by_refitting(features, labels, penalty, points, weights).float()
+            found = regression.predict_proba(points.to(device), *given).cpu()
+            torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
     @pytest.mark.parametrize("scale", [1e-100, 1000, 1e100])
     def test_shift_and_scale_do_not_matter(self, scale):
@@ -136,101 +128,62 @@ class TestRegression:
         assert one_class.skill_ == 0
         assert bool((one_class.predict_proba(features) == 1).all())
 
-    def test_chunks_do_not_matter(self, monkeypatch):
-        features, labels = blobs(n=100)
-        expected = LabelRegression().fit(features, labels).predict_proba(features)
-        monkeypatch.setattr("bu_torch.estimators.label_probabilities._BLOCK_ELEMENTS", 700)
-        torch.testing.assert_close(LabelRegression().fit(features, labels).predict_proba(features), expected)
-
-
-def noisy_blobs(n=60, n_draws=2, **kwargs):
-    """Samples with a fifth of wrong labels, their clusters, and draws of perturbed copies."""
-    generator = torch.Generator().manual_seed(5)
-    features, labels = blobs(n=n, **kwargs)
-    labels = torch.where(torch.rand(n, generator=generator) < 0.2, 0, labels)
-    perturbed = features.repeat(n_draws, 1) + 0.5 * torch.randn(n_draws * n, features.shape[1], generator=generator)
-    return features, labels, NeighborGraph(10).fit(features).neighbors, perturbed
-
 
 class TestProbabilities:
-    def test_agree_with_a_slow_reference(self, device):
-        features, labels, neighbors, perturbed = noisy_blobs()
-        on_device = (part.to(device) for part in (features, labels, neighbors))
-        probabilities = LabelProbabilities().fit(*on_device)
-        penalty, decay = probabilities.regression.penalty_, probabilities.votes.decay_
-        by_votes = votes(labels, neighbors, decay, 3, first=1)
-        by_regression = by_refitting(features, labels, penalty)
-        scores = [float(brier_score(torch.lerp(by_votes, by_regression, w / 1000), labels)) for w in range(1001)]
-        weight = scores.index(min(scores)) / 1000
-        assert 0 < weight < 1
-        assert probabilities.weight_ == pytest.approx(weight, abs=2e-3)
-        own_too = votes(labels, neighbors, decay, 3).repeat(2, 1)
-        expected = (1 - weight) * own_too + weight * by_solving(features, labels, penalty, perturbed)
-        expected = with_masses_of(expected, labels)
-        found = probabilities.predict_proba(perturbed.to(device))
-        assert (found.dtype, found.device.type) == (torch.float32, device.type)
-        torch.testing.assert_close(found.cpu().double(), expected, atol=3e-3, rtol=0)
-        predictions = torch.randint(4, (120,), generator=torch.Generator().manual_seed(0))
-        chosen = [float(row[p]) if p < 3 else 0.0 for row, p in zip(expected, predictions.tolist(), strict=True)]
-        score = probabilities.score(perturbed.to(device), predictions)
-        assert score.dtype == torch.float64
-        assert float(score) == pytest.approx(sum(chosen) / 120, abs=3e-3)
-
-    def test_own_labels_are_left_out_of_both_parts(self):
-        features, labels, neighbors, perturbed = noisy_blobs()
-        probabilities = LabelProbabilities().fit(features, labels, neighbors)
-        parts = probabilities.votes.left_out, probabilities.regression
-        others = [parts[1].predict_proba(draw, features, labels) for draw in perturbed.split(len(labels))]
-        expected = torch.cat([torch.lerp(parts[0], one, probabilities.weight_) for one in others])
-        expected = with_masses_of(expected, labels).float()
-        torch.testing.assert_close(probabilities.predict_proba(perturbed, features), expected)
-        copies = features.repeat(2, 1)[:90]  # 30 samples have one
-        of_copies = torch.cat((labels, (labels[:30] + 1) % 3))
-        found = LabelProbabilities().fit(copies, of_copies, NeighborGraph(10).fit(copies).neighbors)
-        found.copy_weight_ = 1.0
-        others = torch.nn.functional.one_hot(of_copies[60:]).float()
-        torch.testing.assert_close(found.predict_proba(copies, copies)[:30], others)
-
     @pytest.mark.parametrize("with_weights", [False, True])
     @pytest.mark.parametrize("n_read", [90, 60])
-    def test_labels_of_exact_copies_count_as_they_predict_labels_that_are_left_out(self, device, with_weights, n_read):
+    def test_votes_regression_and_copies_count_as_they_predict_left_out_labels(self, device, with_weights, n_read):
         generator = torch.Generator().manual_seed(0)
-        features = torch.randn(60, 3, generator=generator).repeat(2, 1)[:90]
-        features[80:] = features[20:30]  # ten samples are there three times
-        labels = torch.randint(3, (60,), generator=generator).repeat(2)[:90]
-        labels[80:] = labels[20:30]
+        features, labels = blobs(60, 3)
+        is_noise = torch.rand(60, generator=generator) < 0.5
+        labels = torch.where(is_noise, torch.randint(3, (60,), generator=generator), labels).repeat(2)[:90]
+        features = features.repeat(2, 1)[:90]
+        features[80:], labels[80:] = features[20:30], labels[20:30]  # ten samples are there three times
         labels[:12] = torch.randint(3, (12,), generator=generator)  # not all copies agree
         weights = 0.5 + torch.rand(90, generator=generator) if with_weights else None
-        graph = NeighborGraph(10).fit(features)
-        given = [part.to(device) for part in (features, labels, graph.neighbors)]
+        given = [part.to(device) for part in (features, labels, NeighborGraph(10).fit(features).neighbors)]
         on_device = None if weights is None else weights.to(device)
         regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # it sees no copies
         found = LabelProbabilities(regression=regression).fit(*given, on_device)
         assert found.regression is regression
-
         counted = torch.ones(90).double() if weights is None else (weights / weights.mean()).double()
+
+        def best_weight(first, second, rows):
+            mixed = (torch.lerp(first, second, w / 1000) for w in range(1001))
+            losses = [float(brier_score(one, labels[rows], weights=counted[rows])) for one in mixed]
+            return losses.index(min(losses)) / 1000
+
+        read, parts = regression.rows_.cpu(), (found.votes.left_out.cpu(), regression.left_out.cpu())
+        weight = best_weight(parts[0][read], parts[1], read)
+        assert 0.1 < weight < 0.9
+        assert found.weight_ == pytest.approx(weight, abs=2e-3)
         same = (features.unsqueeze(1) == features).all(dim=2)
         of_label = counted.unsqueeze(1) * torch.nn.functional.one_hot(labels, 3)
         shares, left_out = same.double() @ of_label, (same & ~torch.eye(90).bool()).double() @ of_label
-        copied, read = same.sum(dim=1) > 1, found.regression.rows_.cpu()
-        mixture = torch.lerp(found.votes.left_out.cpu()[read], found.regression.left_out.cpu(), found.weight_).double()
-        read, mixture = read[copied[read]], mixture[copied[read]]
-        others = left_out[read] / left_out[read].sum(dim=1, keepdim=True)
-        mixed = (torch.lerp(mixture, others, w / 1000) for w in range(1001))
-        losses = [float(brier_score(one, labels[read], weights=counted[read])) for one in mixed]
-        weight = losses.index(min(losses)) / 1000
-        assert 0.1 < weight < 1
-        assert found.copy_weight_ == pytest.approx(weight, abs=2e-3)
-        assert (len(read) < int(copied.sum())) == (n_read == 60)
+        copied = same.sum(dim=1) > 1
+        mixture, judges = torch.lerp(parts[0][read], parts[1], weight).double()[copied[read]], read[copied[read]]
+        others = left_out[judges] / left_out[judges].sum(dim=1, keepdim=True)
+        copy_weight = best_weight(mixture, others, judges)
+        assert 0.1 < copy_weight < 0.9
+        assert found.copy_weight_ == pytest.approx(copy_weight, abs=2e-3)
+        assert (len(judges) < int(copied.sum())) == (n_read == 60)
 
         perturbed = features + 0.1 * torch.randn(90, 3, generator=generator)
-        without = torch.lerp(found.votes.votes, found.regression.predict_proba(perturbed), found.weight_).cpu().double()
-        share = shares / shares.sum(dim=1, keepdim=True)
-        expected = torch.where(copied.unsqueeze(1), torch.lerp(without, share, weight), without)
-        expected = with_masses_of(expected, labels, counted)
-        both = found.predict_proba(perturbed.repeat(2, 1).to(device)).cpu().double()
-        torch.testing.assert_close(both, expected.repeat(2, 1), atol=3e-3, rtol=0)
-        assert (expected - without).abs().max() > 0.05
+        own = {"own": given[0], "labels": given[1], "weights": counted.to(device)}
+        for is_left_out, votes, share in ((True, parts[0], left_out), (False, found.votes.votes.cpu(), shares)):
+            by_regression = regression.predict_proba(perturbed.to(device), **(own if is_left_out else {})).cpu()
+            without = torch.lerp(votes, by_regression, weight).double()
+            share = share / share.sum(dim=1, keepdim=True)
+            expected = torch.where(copied.unsqueeze(1), torch.lerp(without, share, copy_weight), without)
+            expected = scale_to_shares(expected, of_label.mean(dim=0), counted)
+            both = found.predict_proba(perturbed.repeat(2, 1).to(device), given[0] if is_left_out else None)
+            assert (both.dtype, both.device.type) == (torch.float32, device.type)
+            torch.testing.assert_close(both.cpu().double(), expected.repeat(2, 1), atol=3e-3, rtol=0)
+            assert (expected - without).abs().max() > 0.05
+        predictions = torch.randint(4, (90,), generator=generator)
+        chosen = [float(row[p]) if p < 3 else 0.0 for row, p in zip(expected, predictions.tolist(), strict=True)]
+        score = found.score(perturbed.to(device), predictions)
+        assert float(score) == pytest.approx(float((counted * torch.tensor(chosen)).mean()), abs=3e-3)
 
 
 # Labels that are unlikely by all other samples.

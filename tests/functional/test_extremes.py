@@ -15,32 +15,19 @@ from hypothesis import strategies as st
 from oracles import anchors, proposal2
 from oracles.labels import votes
 
-from bu_torch.functional import (
-    label_votes,
-    local_uncertainty,
-    omission,
-    parzen_uncertainty,
-    silverman_bandwidth,
-    trust_score,
-)
+from bu_torch import functional as F
 
 # Smallest and largest power of two by which a whole number of up to 7 bits stays exact.
-EXPONENTS = {
-    torch.float16: (-24, 8),
-    torch.bfloat16: (-133, 120),
-    torch.float32: (-149, 120),
-    torch.float64: (-1074, 1016),
-}
-TOLERANCE = {torch.float64: 1e-6}
+UNITS = {torch.float16: (-24, 8), torch.bfloat16: (-133, 120), torch.float32: (-149, 120), torch.float64: (-1074, 1016)}
 SEEDS = st.integers(0, 2**32)
 WEIGHING = st.none() | SEEDS  # of the samples: alike, or by a seed
-DTYPES = st.sampled_from(list(EXPONENTS))
+DTYPES = st.sampled_from(list(UNITS))
 KINDS = st.sampled_from(["spread", "ties", "equal", "zeros", "outlier"])
 
 
 @st.composite
 def scales(draw, dtype):
-    low, high = EXPONENTS[dtype]
+    low, high = UNITS[dtype]
     return draw(st.sampled_from([low, low + 1, -3, 0, high]) | st.integers(low, high))
 
 
@@ -104,11 +91,11 @@ def test_parzen_uncertainty(problem, seed, reads_samples):
         pairs["predicted_pairs"] = torch.tensor([proposal2.two_largest(row) for row in given["at_samples"]])
     u, k = proposal2.local_uncertainty(*listed[:3], list(map(tuple, listed[3])), **given)
     assume(not any(1e-10 < count < 1e-3 for count in k))  # so near `min_weight` a pair may fall on either side of it
-    found = parzen_uncertainty(logits, *samples, weights=weights, **pairs)
+    found = F.parzen_uncertainty(logits, *samples, weights=weights, **pairs)
     assert found.dtype == (torch.float64 if logits.dtype == torch.float64 else torch.float32)
-    tolerance = TOLERANCE.get(logits.dtype, 2e-4 if weights is None else 1e-3)
+    tolerance = 1e-6 if logits.dtype == torch.float64 else 2e-4 if weights is None else 1e-3
     assert float(found) == pytest.approx(proposal2.parzen_uncertainty(*listed, **given), abs=tolerance)
-    local, counts = local_uncertainty(logits, *samples, weights=weights, **pairs)
+    local, counts = F.local_uncertainty(logits, *samples, weights=weights, **pairs)
     np.testing.assert_allclose(counts, k, rtol=tolerance, atol=tolerance)
     is_counted = np.asarray(k) > 1e-3
     np.testing.assert_allclose(local.numpy()[is_counted], np.asarray(u)[is_counted], atol=tolerance)
@@ -117,11 +104,11 @@ def test_parzen_uncertainty(problem, seed, reads_samples):
 @given(values(6, 2, 41))
 def test_silverman_bandwidth(problem):
     rows, exact, exponent = problem
-    found = in_units(silverman_bandwidth(rows), exponent)
+    found = in_units(F.silverman_bandwidth(rows), exponent)
     expected = torch.tensor([proposal2.bandwidth(row) for row in exact.tolist()], dtype=torch.float64)
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     # The last bit of a subnormal number is as large as a unit.
-    smallest = 2.0 ** max(EXPONENTS[dtype][0] - exponent, -60)
+    smallest = 2.0 ** max(UNITS[dtype][0] - exponent, -60)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 + smallest)
     assert torch.equal(found == 0, expected == 0) or smallest > 1e-3
 
@@ -131,7 +118,7 @@ def test_trust_score(problem, seed):
     distances, g = problem[0].abs(), torch.Generator().manual_seed(seed)
     distances[torch.rand(distances.shape, generator=g) < 0.2] = math.inf
     predictions = torch.randint(0, distances.shape[1], distances.shape[:1], generator=g)
-    found = trust_score(distances, predictions)
+    found = F.trust_score(distances, predictions)
     expected = [proposal2.trust_score(row, int(p)) for row, p in zip(distances.tolist(), predictions, strict=True)]
     assert found.dtype == distances.dtype
     eps = torch.finfo(found.dtype).eps
@@ -156,11 +143,11 @@ def test_omission(problem, part_of_the_most, dtype, seed):
     predictions[: len(labels)] = predictions[0]  # of the first draw all clusters are predicted alike
     significance = part_of_the_most * math.sqrt(neighbors.shape[1]) * 0.99
     weights = weights_of(len(labels), seed)
-    shares = label_votes(labels, neighbors, 0.0, n_classes=j, weights=weights)
+    shares = F.label_votes(labels, neighbors, 0.0, n_classes=j, weights=weights)
     shares = shares.to(dtype) if weights is None else shares  # without weights, counts of labels are whole
     listed = labels.tolist(), predictions.tolist(), neighbors.tolist()
     expected = anchors.omission(*listed, significance, None if weights is None else weights.tolist())
-    found = omission(shares, predictions, neighbors, significance=significance, weights=weights)
+    found = F.omission(shares, predictions, neighbors, significance=significance, weights=weights)
     assert float(found) == pytest.approx(expected)
 
 
@@ -169,5 +156,5 @@ def test_label_votes(problem, decay, leave_one_out, seed):
     labels, neighbors, _, j = problem
     given = {"weights": weights_of(len(labels), seed)}
     expected = votes(labels, neighbors, decay, j, first=leave_one_out, **given)
-    found = label_votes(labels, neighbors, decay, n_classes=j, leave_one_out=leave_one_out, **given)
+    found = F.label_votes(labels, neighbors, decay, n_classes=j, leave_one_out=leave_one_out, **given)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)

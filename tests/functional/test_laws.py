@@ -1,7 +1,9 @@
 """What holds of every formula: order, names and copies of samples, units of logits and weights, device and dtype."""
 
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,14 +13,9 @@ from torch.nn.functional import pad
 
 from bu_torch import functional as F
 from bu_torch.functional import metrics
-from bu_torch.functional.probabilities import (
-    as_probabilities,
-    best_sharpness,
-    brier_score,
-    mixing_weight,
-    scale_to_shares,
-)
+from bu_torch.functional import probabilities as P
 from bu_torch.functional.score import cost_of_memorising
+from bu_torch.signals.metrics import METRICS
 
 M, D = 5, 2
 SEEDS = st.integers(0, 2**32)
@@ -80,12 +77,9 @@ FORMULAS = {
     "expected accuracy": lambda p, w: F.expected_accuracy(p["probabilities"], p["logits"].argmax(dim=1), **w),
     "trust": trust,
     "score": score,
-    "Brier score": lambda p, w: brier_score(p["probabilities"], p["labels"], relative(w)),
-    "mixing weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], relative(w)),
-    **{
-        name: of_metric(name)
-        for name in ("balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "brier_score")
-    },
+    "Brier score": lambda p, w: P.brier_score(p["probabilities"], p["labels"], relative(w)),
+    "mixing weight": lambda p, w: P.mixing_weight(p["probabilities"], p["second"], p["labels"], relative(w)),
+    **{name: of_metric(name) for name in METRICS},
     "Parzen": lambda p, w: F.parzen_uncertainty(p["logits"], p["labels"], p["neighbors"], p["pairs"], **w),
     "omission": omission,
     "votes": votes,
@@ -117,16 +111,6 @@ def test_order_names_and_units_do_not_matter(name, seed, shift, scale, unit):
         torch.testing.assert_close(FORMULAS[name](q, v), FORMULAS[name](p, w), rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["Brier score", "mixing weight"])
-@given(seed=SEEDS)
-def test_copies_of_a_sample_are_a_weight(name, seed):
-    """Of the other formulas that look at no neighbours, the slow references imply it."""
-    p, times = problem(seed), torch.randint(1, 4, (40,), generator=torch.Generator().manual_seed(seed))
-    copies = {key: value.repeat_interleave(times, dim=0) for key, value in p.items() if key != "neighbors"}
-    weighted = FORMULAS[name](p, {"weights": times.double()})
-    torch.testing.assert_close(FORMULAS[name](copies, {}), weighted, rtol=1e-7, atol=1e-9)
-
-
 @formulas
 def test_device_and_dtype_change_no_digit_that_counts(name, device, dtype):
     exact, p = problem(), {key: value.to(device) for key, value in problem(dtype=dtype).items()}
@@ -140,27 +124,23 @@ def test_device_and_dtype_change_no_digit_that_counts(name, device, dtype):
 @given(SEEDS, st.integers(1, 40), st.integers(2, 6), st.sampled_from([None, 1, 2, 6]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_the_score_and_its_parts_are_those_of_a_loop(seed, n, j, n_values, skill):
     p = problem(seed, max(n, M), j, n_values=n_values)
+    likely, distances, chosen = p["probabilities"].numpy(), p["distances"].numpy(), p["logits"].argmax(dim=1).numpy()
+    rows, most, nearest = np.arange(len(chosen)), likely.max(axis=1), np.sort(distances, axis=1)
+    others = np.where(np.arange(j) == chosen[:, None], np.inf, distances).min(axis=1)
     for w in ({}, {"weights": p["weights"]}):
-        counted = p["weights"].tolist() if w else [1.0] * len(p["weights"])
-        logs = reached = accuracy = most = cost = 0.0
-        rows = zip(p["probabilities"].tolist(), p["distances"].tolist(), p["logits"].tolist(), counted, strict=True)
-        for likely, distances, logits, weight in rows:
-            chosen, ordered = logits.index(max(logits)), sorted(distances)
-            other = min(d for place, d in enumerate(distances) if place != chosen)
-            logs += weight * math.log(other / distances[chosen])
-            reached += weight * math.log(ordered[1] / ordered[0])
-            accuracy, most = accuracy + weight * likely[chosen], most + weight * max(likely)
-            cost += weight * (max(likely) - (sum(likely) - max(likely)) / (j - 1))
-        listed = p["probabilities"].tolist(), counted
+        mean = partial(np.average, weights=w.get("weights"))
+        logs, reached = mean(np.log(others / distances[rows, chosen])), mean(np.log(nearest[:, 1] / nearest[:, 0]))
+        listed = likely.tolist(), w.get("weights", torch.ones(len(chosen))).tolist()
         u = oracle.boundary_uncertainty(p["logits"].tolist(), *listed)
         best = oracle.largest_boundary_uncertainty(*listed)
         found = FORMULAS["boundary uncertainty"](p, w)
         assert (found.dtype, found.shape) == (torch.float64, ())
         assert float(found) == pytest.approx(u, abs=1e-12)
-        assert float(FORMULAS["expected accuracy"](p, w)) == pytest.approx(accuracy / sum(counted))
-        assert float(cost_of_memorising(p["probabilities"], relative(w))) == pytest.approx(cost / sum(counted))
-        assert float(trust(p, w)) == pytest.approx(math.exp(logs / sum(counted)))
-        expected = (accuracy / most + u / best + skill * logs / reached) / (2 + skill)
+        accuracy, cost = mean(likely[rows, chosen]), mean(most - (likely.sum(axis=1) - most) / (j - 1))
+        assert float(FORMULAS["expected accuracy"](p, w)) == pytest.approx(accuracy)
+        assert float(cost_of_memorising(p["probabilities"], relative(w))) == pytest.approx(cost)
+        assert float(trust(p, w)) == pytest.approx(math.exp(logs))
+        expected = (accuracy / mean(most) + u / best + skill * logs / reached) / (2 + skill)
         assert float(score(p, w, skill)) == pytest.approx(expected, rel=1e-6)
 
 
@@ -201,29 +181,27 @@ def test_the_largest_numbers_are_finite(largest):
 
 
 def test_closed_forms_of_probabilities_and_of_the_brier_score():
-    assert as_probabilities(torch.tensor([[-0.5, 1.5], [0.5, 1.5]])).tolist() == [[0.0, 1.0], [0.25, 0.75]]
-    assert float(brier_score(torch.full((4, 2), 0.5), torch.tensor([0, 1, 1, 0]))) == 0.5
-    assert float(brier_score(torch.eye(3), torch.tensor([1, 2, 0]))) == 2.0
-    assert float(brier_score(torch.eye(3), torch.arange(3))) == 0.0
-    assert mixing_weight(torch.eye(2), torch.eye(2), torch.arange(2)) == 0  # of equal ones the second have no weight
+    assert P.as_probabilities(torch.tensor([[-0.5, 1.5], [0.5, 1.5]])).tolist() == [[0.0, 1.0], [0.25, 0.75]]
+    assert float(P.brier_score(torch.full((4, 2), 0.5), torch.tensor([0, 1, 1, 0]))) == 0.5
+    assert float(P.brier_score(torch.eye(3), torch.tensor([1, 2, 0]))) == 2.0
+    assert float(P.brier_score(torch.eye(3), torch.arange(3))) == 0.0
+    assert P.mixing_weight(torch.eye(2), torch.eye(2), torch.arange(2)) == 0  # of equal ones the second have no weight
     likely = torch.tensor([[0.6, 0.4]])
-    assert [best_sharpness(likely, torch.tensor([label]), None) for label in (0, 1)] == [6, 1]  # all right, all wrong
+    assert [P.best_sharpness(likely, torch.tensor([label]), None) for label in (0, 1)] == [6, 1]  # all right, all wrong
 
 
-@given(st.integers(0, 2**32), st.booleans())
-def test_scaled_probabilities_have_the_masses_asked_for_and_two_classes_keep_their_order(seed, is_weighted):
-    g = torch.Generator().manual_seed(seed)
-    of_one = torch.rand(50, generator=g, dtype=torch.float64) * 0.8 + 0.1
-    weights = torch.rand(50, generator=g, dtype=torch.float64) + 0.1 if is_weighted else None
-    share = float(torch.rand((), generator=g, dtype=torch.float64) * 0.8 + 0.1)
-    given_ = torch.stack((1 - of_one, of_one), dim=1)
-    found = scale_to_shares(given_, torch.tensor([1 - share, share], dtype=torch.float64), weights)
-    counted = torch.ones(50, dtype=torch.float64) if weights is None else weights
-    assert float((counted * found[:, 1]).sum() / counted.sum()) == pytest.approx(share, abs=1e-6)
-    shift = found[:, 1].logit() - of_one.logit()  # all log odds move alike
-    torch.testing.assert_close(shift, shift[:1].expand(50))
-    torch.testing.assert_close(scale_to_shares(found, found.mean(dim=0)), found)
-    padded = scale_to_shares(pad(given_, (0, 1)), torch.tensor([1 - share, share, 0.0], dtype=torch.float64), weights)
+@given(SEEDS, st.integers(2, 4), st.booleans())
+def test_scaled_probabilities_have_the_masses_asked_for_and_all_odds_of_two_classes_move_alike(seed, j, is_weighted):
+    p, g = problem(seed, j=j), torch.Generator().manual_seed(seed)
+    weights, likely = p["weights"] if is_weighted else None, p["logits"].softmax(dim=1)
+    shares = torch.randn(j, generator=g, dtype=torch.float64).softmax(dim=0)
+    found = P.scale_to_shares(likely, shares, weights)
+    masses = torch.from_numpy(np.average(found, axis=0, weights=weights))
+    torch.testing.assert_close(masses, shares, atol=1e-6, rtol=0)
+    step = (found / likely).log()
+    torch.testing.assert_close(step - step[:, :1], (step[:1] - step[:1, :1]).expand(40, j))
+    torch.testing.assert_close(P.scale_to_shares(found, masses, weights), found)
+    padded = P.scale_to_shares(pad(likely, (0, 1)), pad(shares, (0, 1)), weights)
     torch.testing.assert_close(padded, pad(found, (0, 1)))  # a class with no probability anywhere stays so
 
 

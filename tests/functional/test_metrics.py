@@ -14,7 +14,7 @@ from bu_torch.functional.probabilities import best_sharpness
 from bu_torch.signals.metrics import METRICS
 
 NAMES = tuple(METRICS)
-COSTS = torch.tensor([[0.0, 1.0, 4.0], [5.0, 0.0, 2.0], [1.0, 3.0, -1.0]], dtype=torch.float64)
+COSTS = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def problem(j, *, has_ties=False, seed=0, n=70, dtype=torch.float64):
@@ -31,6 +31,8 @@ def by_scikit_learn(name, logits, probabilities, weights):
     rows, labels = logits.repeat_interleave(j, dim=0), np.tile(np.arange(j), len(logits))
     counted = {"sample_weight": (probabilities * weights.unsqueeze(1)).flatten().numpy()}
     likely, predicted = rows.softmax(dim=1).numpy(), rows.argmax(dim=1).numpy()
+    if name == "cost":
+        return np.average(COSTS[labels, predicted], weights=counted["sample_weight"])
     if name == "log_loss":
         return sklearn_metrics.log_loss(labels, likely, **counted)
     if name == "brier_score":
@@ -46,10 +48,11 @@ def by_scikit_learn(name, logits, probabilities, weights):
 
 
 def found(name, logits, probabilities, weights=None):
-    return getattr(metrics, f"expected_{name}")(logits, probabilities, weights)
+    costs = [COSTS[: logits.shape[1], : logits.shape[1]]] if name == "cost" else []
+    return getattr(metrics, f"expected_{name}")(logits, probabilities, *costs, weights)
 
 
-@given(st.integers(0, 2**32), st.sampled_from(NAMES), st.sampled_from([2, 4]), st.booleans(), st.booleans())
+@given(st.integers(0, 2**32), st.sampled_from([*NAMES, "cost"]), st.sampled_from([2, 4]), st.booleans(), st.booleans())
 def test_it_is_scikit_learn_s_metric_of_rows_with_each_label(seed, name, j, has_ties, is_weighted):
     logits, probabilities, weights = problem(j, has_ties=has_ties, seed=seed)
     counted = weights if is_weighted else torch.ones_like(weights)
@@ -65,29 +68,16 @@ def test_it_is_scikit_learn_s_metric_of_rows_with_each_label(seed, name, j, has_
     assert float(found(name, *wider, counted)) == pytest.approx(float(value), abs=1e-12)
 
 
-def test_the_cost_is_that_of_each_prediction():
-    logits, probabilities, weights = problem(3)
-    each = [
-        sum(float(p) * float(COSTS[true, int(row.argmax())]) for true, p in enumerate(likely))
-        for row, likely in zip(logits, probabilities, strict=True)
-    ]
-    assert float(metrics.expected_cost(logits, probabilities, COSTS)) == pytest.approx(np.mean(each))
-    weighted = metrics.expected_cost(logits, probabilities, COSTS, weights)
-    assert float(weighted) == pytest.approx(np.average(each, weights=weights))
-
-
 @pytest.mark.parametrize("has_ties", [False, True])
-def test_no_threshold_is_better_than_the_best(has_ties):
+@pytest.mark.parametrize("name", [name for name in NAMES if METRICS[name].of_counts])
+def test_no_threshold_is_better_than_the_best(name, has_ties):
     logits, probabilities, _ = problem(2, has_ties=has_ties, seed=3)
-
-    def f1(hits, alarms, positives, negatives):
-        return 2 * hits / (hits + alarms + positives)
 
     def at(threshold):
         is_positive = logits.softmax(dim=1)[:, 1] >= threshold
-        return float(metrics.expected_f1(torch.stack((~is_positive, is_positive), dim=1).double(), probabilities))
+        return float(found(name, torch.stack((~is_positive, is_positive), dim=1).double(), probabilities))
 
-    best, value = map(float, metrics.best_threshold(f1, logits, probabilities))
+    best, value = map(float, metrics.best_threshold(METRICS[name].of_counts, logits, probabilities))
     assert 0 < best < 1
     assert value == pytest.approx(at(best), abs=1e-12)
     assert value >= max(at(threshold) for threshold in np.linspace(0, 1, 301)) - 1e-12

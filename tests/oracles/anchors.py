@@ -76,10 +76,8 @@ def cluster_mean(clusters, labels, first, second, n_classes, measure, min_size=8
     kept = [c for repeat in clusters for c in repeat if len(c) >= min_size]
     total = 0.0
     for c in kept:
-        votes = [sum(first[n] == k for n in c) for k in range(n_classes)]
-        seconds = [sum(second[n] == k for n in c) for k in range(n_classes)]
+        votes, seconds, counts = (np.bincount(np.take(of, c), minlength=n_classes) for of in (first, second, labels))
         pair = sorted(range(n_classes), key=lambda k: (-votes[k], -seconds[k], k))[:2]
-        counts = [sum(labels[n] == k for n in c) for k in range(n_classes)]
         total += len(c) * class_uncertainty(counts, pair, measure, priors)
     return total / sum(len(c) for c in kept)
 
@@ -100,16 +98,13 @@ def omission(labels, predictions, neighbors, significance, weights=None):
 
     With weights, a cluster counts as many members as Kish's effective sample size says.
     """
-    n = len(labels)
-    w = [1.0] * n if weights is None else weights
-    omitted = 0.0
-    for start in range(0, len(predictions), n):
-        draw = predictions[start : start + n]
-        for i, members in enumerate(neighbors):
-            size = sum(w[m] for m in members) ** 2 / sum(w[m] ** 2 for m in members)
-            classes = {draw[i], *(labels[m] for m in members), -1}
-            given = {c: sum(w[m] for m in members if labels[m] == c) for c in classes}
-            own, *others = (given[c] * size / sum(given.values()) for c in (draw[i], *(classes - {draw[i]})))
-            is_one = len({draw[m] for m in members}) == 1
-            omitted += w[i] * (is_one and max(others) - own > significance * math.sqrt(max(others) + own))
-    return omitted / (sum(w) * len(predictions) / n)
+    labels, w = np.array(labels), np.ones(len(labels)) if weights is None else np.array(weights)
+    omitted, n_classes = [], 2 + max(*labels, *predictions)
+    for draw in np.reshape(predictions, (-1, len(labels))):
+        for own, members in zip(draw, neighbors, strict=True):
+            given = np.bincount(labels[members], w[members], minlength=n_classes)
+            given *= w[members].sum() / (w[members] ** 2).sum()
+            other = np.delete(given, own).max()
+            is_one = (draw[members] == own).all()
+            omitted.append(is_one and other - given[own] > significance * math.sqrt(other + given[own]))
+    return np.average(omitted, weights=np.tile(w, len(predictions) // len(labels)))

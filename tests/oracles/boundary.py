@@ -1,5 +1,7 @@
 """Boundary uncertainty from label probabilities, sample by sample."""
 
+import numpy as np
+
 
 def gap(row):
     first, second = sorted(row, reverse=True)[:2]
@@ -8,12 +10,8 @@ def gap(row):
 
 def ranks(values, weights):
     """Share of the weight before each value, with half of the weight of values that are equal to it."""
-    total = sum(weights)
-    return [
-        sum(w for v, w in zip(values, weights, strict=True) if v < value) / total
-        + sum(w for v, w in zip(values, weights, strict=True) if v == value) / (2 * total)
-        for value in values
-    ]
+    steps = np.subtract.outer(values, values)
+    return ((steps > 0) + (steps == 0) / 2) @ np.array(weights) / sum(weights)
 
 
 def two_largest(row):
@@ -23,11 +21,10 @@ def two_largest(row):
 
 def mean_along(gaps, local, weights, half_width=0.3):
     """Mean of local uncertainties, by nearness to the boundary: from 1 at rank 0 to 0 at `half_width`."""
-    near = [max(0.0, 1 - rank / half_width) for rank in ranks(gaps, weights)]
-    if not any(near):  # more than 60 % are equally near
-        near = [float(one == min(gaps)) for one in gaps]
-    mass = [k * w for k, w in zip(near, weights, strict=True)]
-    return sum(m * u for m, u in zip(mass, local, strict=True)) / sum(mass)
+    near = np.clip(1 - ranks(gaps, weights) / half_width, 0, None)
+    if not near.any():  # more than 60 % are equally near
+        near = np.equal(gaps, min(gaps))
+    return np.average(local, weights=near * weights)
 
 
 def local_uncertainty(logits, probabilities):

@@ -18,7 +18,8 @@ def supremum_by_patterns(x, y, counts):
     best = 0.0
     for pattern in itertools.product((1.0, -1.0), repeat=len(used)):
         cone = np.array(pattern)[:, None] * x[used]
-        if not _is_open(cone):
+        inside = {"A_ub": -cone, "b_ub": -np.ones(len(cone)), "bounds": (None, None)}
+        if used and not linprog(np.zeros(n_features), **inside).success:  # no beta has every row strictly positive
             continue
         errors = sum((counts[i] - 1) * (side != y[i]) for side, i in zip(pattern, used, strict=True))
         least = math.inf
@@ -32,20 +33,6 @@ def supremum_by_patterns(x, y, counts):
         gap = np.sum(counts * (y - x @ fit) ** 2) - least
         best = max(best, abs(constant + errors) * min(max(gap + 1, 0), 1))
     return best / len(y)
-
-
-def _is_open(cone):
-    """Whether some beta has every row of the cone strictly positive."""
-    n_rows, n_features = cone.shape
-    if not n_rows:
-        return True
-    result = linprog(
-        np.append(np.zeros(n_features), -1),
-        A_ub=np.hstack((-cone, np.ones((n_rows, 1)))),
-        b_ub=np.zeros(n_rows),
-        bounds=[(-1, 1)] * n_features + [(None, 1)],
-    )
-    return result.x[-1] > 1e-8
 
 
 def estimate_632(x, y, n_draws, rng):

@@ -20,9 +20,7 @@ def wrong(j, value, edges):
 def penalty(j, value, edges):
     """Eq. 8."""
     low, high = interval(j, edges)
-    if value < low:
-        return (value - low) ** 2
-    return 0.0 if value < high else (value - high) ** 2
+    return max(low - value, 0.0, value - high) ** 2
 
 
 def probability(j, centre, edges, sigma):

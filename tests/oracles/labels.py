@@ -46,21 +46,8 @@ def by_solving(features, labels, penalty, points, kept=slice(None), weights=None
     return as_probabilities(kernel((points - center) / scale) / unit @ solved + shares)
 
 
-def by_refitting(features, labels, penalty, weights=None):
-    """The same at each sample, solved anew without it."""
+def by_refitting(features, labels, penalty, points, weights=None):
+    """The same at a point for each sample, solved anew without the sample."""
     rows = torch.arange(len(labels))
-    solved = [by_solving(features, labels, penalty, features[row : row + 1], rows != row, weights) for row in rows]
+    solved = [by_solving(features, labels, penalty, points[row : row + 1], rows != row, weights) for row in rows]
     return torch.cat(solved)
-
-
-def with_masses_of(probabilities, labels, weights=None):
-    """Columns times share / mean, rows divided by their sums, sixty times over; draws follow one another."""
-    counted = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights / weights.mean()
-    shares = (counted.unsqueeze(1) * torch.nn.functional.one_hot(labels, probabilities.shape[1])).mean(dim=0)
-    found = probabilities.double()
-    counted = counted.repeat(len(found) // len(labels)).unsqueeze(1)
-    for _ in range(60):
-        means = (counted * found).mean(dim=0)
-        found = found * torch.where(means > 0, shares / means, 1.0)
-        found = found / found.sum(dim=1, keepdim=True)
-    return found

@@ -17,15 +17,13 @@ def gaussians(n=400, d=2, n_classes=2, seed=0, dtype=torch.float32):
     """Classes of equal shares around 0, (2, 0, ...), (0, 2, 0, ...), ..."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % n_classes
-    centres = 2 * torch.eye(max(d, n_classes), dtype=torch.float64).roll(1, dims=0)[:n_classes, :d]
-    centres[0] = 0
-    return (centres[labels] + torch.randn(n, d, generator=g, dtype=torch.float64)).to(dtype), labels
+    centres = torch.nn.functional.pad(2 * torch.eye(max(d, n_classes), dtype=torch.float64), (0, 0, 1, 0))
+    return (centres[labels, :d] + torch.randn(n, d, generator=g, dtype=torch.float64)).to(dtype), labels
 
 
 def bayes(x):
     """Logits of the optimal classifier of `gaussians(n_classes=3)`."""
-    centres = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]], dtype=x.dtype, device=x.device)
-    return -(x.unsqueeze(1) - centres).square().sum(dim=2) / 2
+    return torch.nn.functional.pad(2 * x - 2, (1, 0))
 
 
 def cut(x):
@@ -132,7 +130,8 @@ def test_kernel_is_exact_until_the_dtype_ends(bandwidth, dtype, device):
 class TestCvml:
     @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
     @pytest.mark.parametrize("members", [2, 3, 10])
-    def test_agrees_with_the_thesis_one_value_at_a_time(self, scale, members, dtype, device):
+    def test_agrees_with_the_thesis_one_value_at_a_time(self, scale, members, dtype, device, monkeypatch):
+        monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 2 * members**2)  # several blocks
         values = torch.randn(5, members, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
         expected = torch.from_numpy(np.array([oracle.cvml_widths(row) for row in values]))
         widths = cvml_bandwidth((values * scale).to(device))
@@ -141,10 +140,7 @@ class TestCvml:
         assert widths.device.type == device.type
         torch.testing.assert_close(widths.cpu().double() / scale, expected, atol=1e-5, rtol=1e-4)
 
-    def test_blocks_do_not_matter_and_a_row_is_nan_if_any_of_its_values_is(self, monkeypatch):
+    def test_a_row_is_nan_if_any_of_its_values_is(self):
         values = torch.randn(20, 9, dtype=torch.float64)
-        widths = cvml_bandwidth(values)
-        monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 100)
-        torch.testing.assert_close(cvml_bandwidth(values), widths, atol=1e-12, rtol=1e-12)
         values[0, 1] = torch.nan
         assert torch.equal(cvml_bandwidth(values).isnan(), values.isnan().any(dim=1, keepdim=True).expand(20, 9))

@@ -72,14 +72,6 @@ def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
         module_with_weights(wrong, checkpoint)
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
-def test_weights_are_found_under_the_usual_names(tmp_path, key):
-    state = nn.BatchNorm1d(3).state_dict()
-    checkpoint = saved(tmp_path / "file.pth", {key: state, "epoch": 4, "optimizer": {"lr": 1.0}})
-    assert same(checkpoint.state_dict, state)
-    assert checkpoint.epoch == 4
-
-
 def test_a_module_is_left_as_it_is_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr("bu_torch.internal.replica._MOST_COPIED", 0)  # a look would share the frozen weights
     module, other = problems.Classifier().requires_grad_(False), problems.Classifier()
@@ -175,15 +167,20 @@ def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatc
     assert same(load_checkpoint(file).state_dict, state)
 
 
-@pytest.mark.parametrize("wrapped", ["_orig_mod.{}", "module.{}", "module._orig_mod.{}", "net.module.{}"])
-def test_names_of_wrappers_make_no_difference(tmp_path, wrapped):
+NAMES = [(key, "{}") for key in ("state_dict", "model_state_dict", "model")]
+NAMES += [("", wrapped) for wrapped in ("_orig_mod.{}", "module.{}", "module._orig_mod.{}", "net.module.{}")]
+
+
+@pytest.mark.parametrize(("key", "wrapped"), NAMES)
+def test_weights_are_found_under_the_usual_names_and_in_wrappers(tmp_path, key, wrapped):
     """`torch.compile` and `DataParallel` put names of their own into those of weights, before them or within."""
     saved_from, module = problems.Classifier(), problems.Classifier()
     before, others = wrapped.split("{}")[0], weights_of(saved_from)
     names = {name: before + (name.removeprefix("net.") if before.startswith("net.") else name) for name in others}
-    checkpoint = saved(tmp_path / "file.pt", {names[name]: value for name, value in others.items()})
+    state = {names[name]: value for name, value in others.items()}
+    checkpoint = saved(tmp_path / "file.pth", {key: state, "epoch": 4, "optimizer": {"lr": 1.0}} if key else state)
+    assert checkpoint.epoch == (4 if key else None)
     assert same(weights_of(module_with_weights(module, checkpoint)), others)
-    wrapper = nn.Module()
-    wrapper.module = module
+    wrapper = nn.ModuleDict({"module": module})
     loaded = module_with_weights(wrapper, saved(tmp_path / "plain.pt", others))
-    assert same(weights_of(loaded.module), others)
+    assert same(weights_of(loaded["module"]), others)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping, Signals, rank_checkpoints, read_samples
-from bu_torch.rule.rules import RULE_NAMES
+from bu_torch.rule.rules import RULE_NAMES, as_rule
 from bu_torch.samples.samples import stratified_rows
 
 INPUTS, LABELS = DATA = problems.blobs(n=150)
@@ -55,22 +55,17 @@ def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run):
             assert value == pytest.approx(measured[name], abs=1e-6), name
 
 
-@pytest.mark.parametrize("rule", [name for name in RULE_NAMES if name != "parzen_uncertainty"])
-def test_the_best_is_what_a_rule_of_one_number_keeps(run, rank, rule):
-    stopping, ranking = run[0], rank(rule=rule)
-    assert ranking.best.epoch == max(stopping.history, key=lambda check: check[rule])["epoch"]
-    assert ranking.best.score == ranking.best.signals[rule]
-    assert [c.score for c in ranking] == sorted((c.signals[rule] for c in ranking), reverse=True)
+@pytest.mark.parametrize("rule", [*(name for name in RULE_NAMES if name != "parzen_uncertainty"), Product()])
+def test_candidates_are_ranked_by_the_score_of_a_rule(run, rank, rule):
+    ranking, rule = rank(rule=rule), as_rule(rule)
+    scores = [rule.score(c.signals) for c in ranking]
+    assert [c.score for c in ranking] == scores == sorted(scores, reverse=True)
     assert [c.rank for c in ranking] == [1, 2, 3, 4, 5, 6]
-    if rule == "trust_score":
-        assert ranking.best.epoch == stopping.best_epoch
+    assert (ranking.rule, ranking.best) == (rule.name, ranking[0])
+    assert ranking.best.epoch == max(run[0].history, key=rule.score)["epoch"]
 
 
-def test_a_rule_of_one_s_own_ranks_unless_it_compares_checks(rank):
-    ranking = rank(rule=Product())
-    assert ranking.rule == "product"
-    expected = [c.signals["trust_score"] * c.signals["expected_accuracy"] for c in ranking]
-    assert [c.score for c in ranking] == expected == sorted(expected, reverse=True)
+def test_a_rule_that_compares_checks_is_refused(rank):
     steady = Product()
     steady.name, steady.signals = "steady", ("trust_score", "prediction_changes")
     with pytest.raises(ValueError, match="`rule`"):

@@ -52,25 +52,21 @@ def test_the_price_of_a_pass_and_the_data_set_the_plan(n_training, n_operations,
     assert plan_check(settings, n_training, n_training, n_operations) == expected
 
 
-def test_what_an_epoch_visits_sets_the_price(tmp_path):
-    monitor = BoundaryUncertaintyMonitor(n_neighbors=20)
-    fit(tmp_path, monitor, module=heavy(Classifier()), data=loader(*blobs(4000)), max_epochs=1, limit_train_batches=2)
-    assert planned(monitor.record_path) == (500, 1)  # a training on all of them pays for 600
-
-
 @pytest.mark.parametrize(
-    ("reference", "settings", "expected"),
+    ("settings", "options", "expected"),
     [
-        (blobs(600), {}, (600, 1)),
-        (blobs(600), {"max_samples": 50}, (50, 4)),
-        (TensorDataset(*blobs(600)), {}, (500, 1)),
-        (Endless(), {"n_draws": 1, "max_samples": 300}, (300, 1)),
+        # A training on all of them pays for 600.
+        ({"n_neighbors": 20}, {"data": loader(*blobs(4000)), "limit_train_batches": 2}, (500, 1)),
+        ({"reference": blobs(600)}, {}, (600, 1)),
+        ({"reference": blobs(600), "max_samples": 50}, {}, (50, 4)),
+        ({"reference": TensorDataset(*blobs(600))}, {}, (500, 1)),
+        ({"reference": Endless(), "n_draws": 1, "max_samples": 300}, {}, (300, 1)),
     ],
-    ids=["a pair is used whole", "or as told", "a dataset is read within the budget", "a stream is cut off"],
+    ids=["what an epoch visits", "a pair, whole", "or as told", "a dataset within the budget", "a stream, cut off"],
 )
-def test_of_a_reference(tmp_path, reference, settings, expected):
-    monitor = BoundaryUncertaintyMonitor(reference=reference, **settings)
-    fit(tmp_path, monitor, module=heavy(Classifier()), max_epochs=1)
+def test_the_price_is_that_of_the_samples_that_are_visited_or_given(tmp_path, settings, options, expected):
+    monitor = BoundaryUncertaintyMonitor(**settings)
+    fit(tmp_path, monitor, module=heavy(Classifier()), max_epochs=1, **options)
     assert planned(monitor.record_path) == expected
 
 
@@ -132,9 +128,7 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
 @pytest.mark.parametrize(
     ("bound", "settings", "expected"), [(1, {}, 20), (1, {"max_samples": 70}, 70), (60 * 784 * 4 + 9, {}, 60)]
 )
-def test_samples_that_are_held_are_bounded_unless_so_many_are_asked_for(
-    tmp_path, monkeypatch, bound, settings, expected
-):
+def test_samples_that_are_held_are_bounded_unless_more_are_asked_for(tmp_path, monkeypatch, bound, settings, expected):
     for module in [module for name, module in sys.modules.items() if name.startswith("bu_torch")]:
         if "MAX_BYTES" in vars(module):
             monkeypatch.setattr(module, "MAX_BYTES", bound)

@@ -191,10 +191,11 @@ class Weighted(Given):
         ({"rule": Weighted(3.0)}, "rule.weight=3.0"),
         ({"seed": 1}, "seed=1"),
         ({"start_from_epoch": 1}, "start_from_epoch=1"),
+        ({"averaging": 0.5}, "averaging=0.5"),
     ],
 )
 def test_with_other_settings_nothing_before_is_compared(recwarn, changed, said):
-    model, settings = nn.Linear(4, 3), {"rule": Weighted(), "patience": 9}
+    model, settings = nn.Linear(4, 3), {"rule": Weighted(), "patience": 9, "averaging": None}
     first, second = (stopper_of(*blobs(), **{**settings, **more}) for more in ({}, changed))
     first.check(model)
     second.load_state_dict(first.state_dict())

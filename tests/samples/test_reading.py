@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from problems import Augmented
-from readable import BATCHES, PAIRS, WHOLE, Endless, Made, Own, Stream, X, Y, equal
+from readable import BATCHES, PAIRS, WHOLE, Endless, Made, Stream, X, Y, equal
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -44,6 +44,10 @@ class DataModule:
         return DataLoader(self.dataset, batch_size=7, shuffle=True)
 
 
+def in_batches(sampler):
+    return BatchSampler(sampler, 30, drop_last=False)
+
+
 def collated(change, **kwargs):
     return DataLoader(Made(), batch_size=30, collate_fn=lambda samples: change(*default_collate(samples)), **kwargs)
 
@@ -58,10 +62,7 @@ SOURCES = {
     "a loader of triples": (DataLoader(TensorDataset(Y, torch.rand(120), X)), {"input_key": -1, "label_key": 0}),
     "a stream of batches": (DataLoader(Stream([(X[:70], Y[:70]), (X[70:], Y[70:])]), batch_size=None), {}),
     "a dataset of batches": (DataLoader(BATCHES, batch_size=None, shuffle=True), {}),
-    "a dataset that is asked for lists": (
-        DataLoader(WHOLE, sampler=BatchSampler(RandomSampler(WHOLE), 30, True), batch_size=None),
-        {},
-    ),
+    "a dataset, by lists": (DataLoader(WHOLE, sampler=in_batches(RandomSampler(WHOLE)), batch_size=None), {}),
 }
 
 
@@ -120,10 +121,6 @@ class FirstBatches(BatchSampler):
         return itertools.islice(super().__iter__(), 3)
 
 
-def in_batches(sampler):
-    return BatchSampler(sampler, 30, drop_last=False)
-
-
 OF_PLACE = 1.0 + torch.arange(120, dtype=torch.float64)
 CHOSEN, IN_ORDER = SubsetRandomSampler(range(5, 95)), in_batches(SequentialSampler(WHOLE))
 OTHER_PROCESS = DistributedSamplerWrapper(CHOSEN, num_replicas=2, rank=0)
@@ -138,17 +135,11 @@ VISITED = {
     "an array": ({"sampler": np.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
     "a batch sampler that leaves out": ({"batch_sampler": FirstBatches(range(120), 30, False)}, range(90)),
     "one that Lightning has distributed": ({"batch_sampler": FirstBatches(OTHER_PROCESS, 30, False)}, range(5, 95)),
-    "one of several processes": (
-        {"batch_sampler": FirstBatches(DistributedSampler(WHOLE, 2, 1), 40, False)},
-        range(120),
-    ),
-    "each drawn once": (
-        {"sampler": WeightedRandomSampler(OF_PLACE, 120, False), "batch_size": 30},
-        range(120),
-    ),
+    "of several processes": ({"batch_sampler": FirstBatches(DistributedSampler(WHOLE, 2, 1), 40, False)}, range(120)),
+    "each drawn once": ({"sampler": WeightedRandomSampler(OF_PLACE, 120, False), "batch_size": 30}, range(120)),
     "weights, some 0": ({"sampler": WeightedRandomSampler([1.0] * 70 + [0.0] * 50, 99), "batch_size": 30}, range(70)),
-    "batches that overlap": ({"batch_sampler": Own([(7, 3, 6), torch.tensor([3, 8]), np.array([9])])}, [3, 6, 7, 8, 9]),
-    "a sampler of tensors": ({"sampler": Own([torch.tensor([2, 1]), torch.tensor([0])]), "batch_size": None}, range(3)),
+    "batches that overlap": ({"batch_sampler": [(7, 3, 6), torch.tensor([3, 8]), np.array([9])]}, [3, 6, 7, 8, 9]),
+    "a sampler of tensors": ({"sampler": [torch.tensor([2, 1]), torch.tensor([0])], "batch_size": None}, range(3)),
 }
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from problems import blobs, weights_at_random
-from readable import WHOLE, Made, X, Y, equal
+from readable import WHOLE, Made, X, Y
 from sklearn.utils.class_weight import compute_sample_weight
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -81,6 +81,9 @@ class Named(Made):
     classes = ("cat", "dog", "ship")
 
 
+NO_TARGETS = (["a"] * 120, [0.5] * 120, [1], property(lambda self: 1 / 0))
+
+
 class TestSubset:
     labels = torch.tensor([0] * 80 + [1] * 39 + [2])
 
@@ -97,22 +100,20 @@ class TestSubset:
         assert not torch.equal(read_samples(whole, 30, seed=4).rows, rows)
 
     @pytest.mark.parametrize(
-        ("dataset", "keys"),
+        ("dataset", "keys", "labels"),
         [
-            (TensorDataset(Y, X, torch.rand(120)), {"input_key": 1, "label_key": 0}),
-            (Subset(Named(), range(120)), {}),
-            (Subset(Subset(WHOLE, range(119, -1, -1)), range(119, -1, -1)), {}),
-            (TensorDataset(X, Y.float()), {}),
+            (TensorDataset(Y, X, torch.rand(120)), {"input_key": 1, "label_key": 0}, Y),
+            (Subset(Named(), range(120)), {}, Y),
+            (Subset(Subset(WHOLE, range(119, -1, -1)), range(119, -1, -1)), {}, Y),
+            (TensorDataset(X, Y.float()), {}, Y),
+            *((type("Odd", (Named,), {"targets": targets})(), {}, None) for targets in NO_TARGETS),
         ],
     )
-    def test_labels_may_be_known_without_reading(self, dataset, keys):
-        assert torch.equal(read_samples(dataset, 50, **keys).rows, stratified_rows(120, 50, 0, Y))
-
-    @pytest.mark.parametrize("targets", [["a"] * 120, [0.5] * 120, [1], property(lambda self: 1 / 0)])
-    def test_is_random_if_labels_are_not_known(self, targets):
-        samples = read_samples(type("Odd", (Named,), {"targets": targets})(), 50)
-        assert torch.equal(samples.rows, stratified_rows(120, 50, 0))
-        assert equal(samples, samples.rows)
+    def test_is_random_if_labels_are_not_known_without_reading(self, dataset, keys, labels):
+        samples = read_samples(dataset, 50, **keys)
+        assert torch.equal(samples.rows, stratified_rows(120, 50, 0, labels))
+        assert torch.equal(samples.inputs, X[samples.rows])
+        assert torch.equal(samples.labels.long(), Y[samples.rows])
 
 
 @pytest.mark.parametrize("names", [Named.classes, None, [1, 2], property(lambda self: 1 / 0)])

@@ -14,15 +14,7 @@ import pytest
 import torch
 from problems import Augmented, Made
 from readable import PAIRS, X, Y
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    Sampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from bu_torch.samples import batches
 from bu_torch.samples.reading import read_again, read_loader, with_readings
@@ -101,7 +93,7 @@ class Collate(Draws):
         return super().__call__(x), y
 
 
-class Order(Sampler):
+class Order:
     def __init__(self):
         self.rng, self.n_passes = np.random.default_rng(0), 0
 
@@ -159,18 +151,15 @@ def only_here(i):
     return PAIRS[i]
 
 
+def total_and_seen():
+    dataset = Counts()
+    return read(dataset).inputs.sum().item(), len(dataset.seen)
+
+
 class TestWithoutWorker:
     def test_a_copy_is_read_where_none_may_start(self):
-        context = multiprocessing.get_context("fork")
-        queue, dataset = context.SimpleQueue(), Counts()
-
-        def run():
-            queue.put((read(dataset).inputs.sum().item(), len(dataset.seen)))
-
-        process = context.Process(target=run, daemon=True)
-        process.start()
-        total, n_seen = queue.get()
-        process.join()
+        with multiprocessing.get_context("fork").Pool(1) as pool:  # of daemons
+            total, n_seen = pool.apply(total_and_seen)
         assert n_seen == 0
         assert total != float(X.sum())
 
@@ -255,18 +244,17 @@ def test_readings_are_those_of_the_samples_also_of_some_of_them():
     assert not shifted.seen  # nothing of the user's has moved
 
 
-def test_token_ids_stay_ids_and_are_padded_to_one_length():
-    def collate(batch):
-        lengths = [len(ids) for ids, _ in batch]
-        ids = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in batch], batch_first=True)
-        mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-        return {"ids": ids, "mask": mask.long()}, torch.stack([label for _, label in batch])
+def padded(samples):
+    ids = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in samples], batch_first=True)
+    return {"ids": ids, "mask": (ids > 0).long()}, torch.stack([label for _, label in samples])
 
+
+def test_token_ids_stay_ids_and_are_padded_to_one_length():
     def item(i):
         ids = torch.arange(1, 4 + i % 7)
         return ids[torch.rand(len(ids)) < 0.7], Y[i]
 
-    again = read_again(read_random(Made(item), collate_fn=collate), 2)
+    again = read_again(read_random(Made(item), collate_fn=padded), 2)
     assert again.inputs.dtype == again.readings.dtype == torch.int64
     assert again.readings.shape[2:] == again.inputs.shape[1:]
     ids = again.packing.unpack(again.readings[0])["ids"]
@@ -284,12 +272,6 @@ def test_what_comes_later_is_told_too(change):
     assert "a further reading" in said[0]
 
 
-def padded(samples):
-    longest = max(i for i, _ in samples) + 1
-    mask = torch.arange(longest) <= torch.tensor([[i] for i, _ in samples])
-    return {"ids": mask * 7, "mask": mask.long()}, torch.tensor([label for _, label in samples])
-
-
 BROKEN = torch.where(torch.arange(4) == 2, torch.nan, X)
 
 
@@ -299,7 +281,7 @@ BROKEN = torch.where(torch.arange(4) == 2, torch.nan, X)
         (lambda i, times: (X[i] + times * (i >= 110), Y[i]), None, True),  # the last class alone
         (lambda i, times: (BROKEN[i], Y[i]), None, False),
         (lambda i, times: (BROKEN[i] + times, Y[i]), None, True),
-        (lambda i, times: (i, int(Y[i])), padded, False),
+        (lambda i, times: (torch.full((i + 1,), 7), Y[i]), padded, False),
     ],
     ids=["some", "NaN", "also NaN", "padding"],
 )

