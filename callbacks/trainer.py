@@ -132,7 +132,7 @@ class TrainerReader(NetworkReader):
         trainer = self.trainer
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and network is trainer.lightning_module
         forward: Any = trainer.model if is_wrapped else network
-        return call(forward, trainer.precision_plugin.convert_input(batch), signature_of=network)
+        return call(forward, batch, signature_of=network)
 
     def n_rows(self, inputs: Any) -> int:
         of_training: int = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
