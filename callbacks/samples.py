@@ -28,7 +28,7 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
-from bu_torch.run.prepare import TrainingData, most_bytes, plan_check, plan_check_at
+from bu_torch.run.prepare import TrainingData, class_weights_of, most_bytes, plan_check, plan_check_at
 from bu_torch.run.reader import count_operations
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
@@ -96,9 +96,7 @@ def training_data(
         )
     class_weight = None
     if settings.class_weight is None and as_metric(settings.metric) == ACCURACY:
-        class_weight, line = class_weights_of(pl_module, n_classes)
-        if line:
-            engine.log(line)
+        class_weight = class_weights_of(pl_module, n_classes, engine.log)
     reader, n_training = TrainerReader(trainer, engine, samples.packing), samples.n_training
     n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
     plan = plan_check_at(settings, samples, reader.operations_of(pl_module, samples), n_visited, max_samples)
@@ -318,33 +316,3 @@ def _share_rows(first: Tensor, second: Tensor) -> bool:
     rows = second[second.amax(dim=1) > second.amin(dim=1)] if second.shape[1] > 1 else second
     reach = _CLOSE * float(first.std()) * math.sqrt(first.shape[1])
     return bool((torch.cdist(rows, first) <= reach).any())
-
-
-def class_weights_of(module: nn.Module, n_classes: int) -> tuple[list[float] | None, str]:
-    """The weight of each class in the losses of a module, None if they cannot tell, and a line for the log, or ""."""
-    losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss)
-    weights = [_weights_in(part, n_classes) for part in module.modules() if isinstance(part, losses)]
-    if not any(weights):
-        return None, ""
-    first = weights[0]
-    if any(weight != first for weight in weights):
-        why = "the losses of the module weigh the classes differently"
-    elif len(first) < n_classes or not all(0 < weight < math.inf for weight in first):
-        why = "the loss of the module does not have one positive weight for each class"
-    else:
-        shown = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
-        return first, (
-            f"bu-torch weighs the classes by {shown}, as the loss of the module does. Pass"
-            f" `class_weight=[1.0] * {len(first)}` to count all samples alike."
-        )
-    return None, f"bu-torch counts all classes alike: {why}. Pass `class_weight=...` to weigh them in the score, too."
-
-
-def _weights_in(loss: Any, n_classes: int) -> list[float]:
-    """Weight of each class in a loss; empty if all classes weigh the same."""
-    is_binary = isinstance(loss, nn.BCEWithLogitsLoss)
-    tensor = loss.pos_weight if is_binary else loss.weight
-    weights: list[float] = [] if tensor is None else tensor.flatten().tolist()
-    if is_binary and weights:
-        weights = [1.0, *weights] if len(weights) == 1 and n_classes == 2 else [math.nan, *weights]
-    return weights if len(set(weights)) > 1 else []

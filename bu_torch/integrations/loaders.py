@@ -2,31 +2,35 @@
 
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
 
+from bu_torch.internal.inputs import as_labels
+from bu_torch.internal.output import log_line
 from bu_torch.run.engine import BELOW_BASELINE
-from bu_torch.run.prepare import plan_check_at
+from bu_torch.run.prepare import class_weights_of, plan_check_at
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.samples import UnreadableError
+from bu_torch.signals.metrics import ACCURACY, as_metric
 
 
 def make_stopper(
-    network: nn.Module, loader: DataLoader[Any], keys: Keys = NO_KEYS, folder: str | Path | None = None, **options: Any
+    network: nn.Module, loader: DataLoader[Any], keys: Keys = NO_KEYS, loss: Any = None, **options: Any
 ) -> BoundaryUncertaintyStopper:
     """Stopper on the samples that a loader visits; only those that a check uses are read, and one more.
 
-    Augmented samples are read again. By default token ids are exchanged.
+    Augmented samples are read again. By default token ids are exchanged, and classes weigh as in `loss`, if that is a
+    module, and in losses within the network.
     """
     if not isinstance(loader, DataLoader):
         raise ValueError(f"Training data: pass a `torch.utils.data.DataLoader`, got {type(loader).__name__}.")
+    folder = options.pop("folder", None)
     settings = Settings(**options)
     read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=True)
     try:
@@ -40,6 +44,10 @@ def make_stopper(
         samples = read(lambda n_training: n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error
+    if settings.class_weight is None and as_metric(settings.metric) == ACCURACY:
+        n_classes = 1 + int(as_labels(samples.labels, len(samples.labels)).max())
+        parts = nn.ModuleList(part for part in (network, loss) if isinstance(part, nn.Module))
+        options["class_weight"] = class_weights_of(parts, n_classes, log_line)
     return BoundaryUncertaintyStopper(samples, samples.labels, folder=folder, **options)
 
 

@@ -58,7 +58,8 @@ class BoundaryUncertaintyEarlyStopping(Callback):
             # Other nets of skorch give such a loss what the module gives: logarithms.
             gives_probabilities = isinstance(net, NeuralNetClassifier) and isinstance(net.criterion_, nn.NLLLoss)
             self.network_ = CalledNetwork(net.module_, gives_probabilities, self.output_key)
-            self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), **options)
+            loader = net.get_iterator(dataset_train, training=True)
+            self.stopper_ = make_stopper(self.network_, loader, loss=net.criterion_, **options)
             if len(net.history) == 1:  # else the net has learnt labels in an earlier fit; the first check prepares
                 self.stopper_.prepare(self.network_)
 

@@ -69,7 +69,8 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
     if not 0 <= least <= largest < (_MOST_CLASSES if are_classes else _MOST_ROWS):
         raise ValueError(
             f"`{name}` must hold integer classes 0, 1, ..., got {float(least):.15g} to {float(largest):.15g}: if they"
-            " are classes, number them with `torch.unique(labels, return_inverse=True)[1]`."
+            " are classes, number them with `torch.unique(labels, return_inverse=True)[1]`. Give samples to ignore the"
+            " label -100."
         )
     return labels.long()
 

@@ -345,3 +345,35 @@ def _describe_doubt(signals: Signals) -> str:
         sentence = f"{doubt[0].upper()}{doubt[1:]}"
         return f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
     return ""
+
+
+def class_weights_of(module: nn.Module, n_classes: int, log: Callable[[str], None]) -> list[float] | None:
+    """The weight of each class in the losses of a module, None if they cannot tell; a line of the log says so."""
+    losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss)
+    weights = [_weights_in(part, n_classes) for part in module.modules() if isinstance(part, losses)]
+    if not any(weights):
+        return None
+    first = weights[0]
+    if any(weight != first for weight in weights):
+        why = "the losses of the module weigh the classes differently"
+    elif len(first) < n_classes or not all(0 < weight < math.inf for weight in first):
+        why = "the loss of the module does not have one positive weight for each class"
+    else:
+        shown = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
+        log(
+            f"bu-torch weighs the classes by {shown}, as the loss of the module does. Pass"
+            f" `class_weight=[1.0] * {len(first)}` to count all samples alike."
+        )
+        return first
+    log(f"bu-torch counts all classes alike: {why}. Pass `class_weight=...` to weigh them in the score, too.")
+    return None
+
+
+def _weights_in(loss: Any, n_classes: int) -> list[float]:
+    """Weight of each class in a loss; empty if all classes weigh the same."""
+    is_binary = isinstance(loss, nn.BCEWithLogitsLoss)
+    tensor = loss.pos_weight if is_binary else loss.weight
+    weights: list[float] = [] if tensor is None else tensor.flatten().tolist()
+    if is_binary and weights:
+        weights = [1.0, *weights] if len(weights) == 1 and n_classes == 2 else [math.nan, *weights]
+    return weights if len(set(weights)) > 1 else []

@@ -71,6 +71,11 @@ def test_probabilities_of_skorch_s_default_criterion_are_read_as_their_logarithm
     assert not [one for one in recwarn if "probabilities" in str(one.message)]
 
 
+def test_classes_weigh_as_in_the_criterion():
+    made = fit(stopping(), epochs=1, criterion__weight=torch.tensor([1.0, 2.0, 4.0]))
+    assert of(made).settings.class_weight == [1.0, 2.0, 4.0]
+
+
 def test_samples_that_are_held_out_are_not_read():
     made = fit(stopping(), epochs=1, train_split=skorch.dataset.ValidSplit(4, stratified=False))
     assert of(made).engine.shared.plan.n_samples == 90

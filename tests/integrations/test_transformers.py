@@ -179,7 +179,7 @@ def test_the_example_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys
     tokenizer.save_pretrained("bert-base-uncased")
     bert().save_pretrained("bert-base-uncased")
     read = [(" ".join(letters[one % 15] for one in text["input_ids"]), text["labels"]) for text in texts()]
-    ((code, _),) = re.findall(r"```python\n(.*?)(```)", PAGE.read_text(), re.DOTALL)
+    (code, _), *_ = re.findall(r"```python\n(.*?)(```)", PAGE.read_text(), re.DOTALL)
     given = dict(zip(("texts", "labels"), zip(*read, strict=True), strict=True))
     exec(code, given)  # noqa: S102  (our own page)
     assert "Training ran until `num_train_epochs=5`. " in capsys.readouterr().out
