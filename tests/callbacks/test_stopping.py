@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, Checkpoint, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from problems import Classifier, Plain, Weights, blobs, cut, fit, fit_again, loader, same, scripted, trainer, weights_of
 from readable import Stream
@@ -101,25 +101,12 @@ ROWS = {
 }  # fmt: skip
 
 
-class Saving(Checkpoint):
-    """Saves after each epoch, behind all callbacks, and remembers the best file, which a better one replaces."""
-
-    def __init__(self, own, folder):
-        self.own, self.folder, self.best = own, folder, {}
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        path = self.folder / f"{trainer.global_step}.ckpt"
-        trainer.save_checkpoint(path)
-        best = Path(self.own.best_model_path)
-        self.best[path] = best, best.read_bytes() if best.is_file() else None
-
-
 @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
 @pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 def test_it_stops_keeps_and_puts_back_as_scripted_also_when_cut_anywhere_and_resumed(tmp_path, row):
-    own, look = row.stopping(), Weights()
-    saving = Saving(own, tmp_path)
-    module, made = row.fit(tmp_path / "whole", own, look, saving)
+    own, look, user = row.stopping(), Weights(), tmp_path / "user"
+    each = ModelCheckpoint(user, filename="{step}", save_top_k=-1, save_on_train_epoch_end=True)
+    module, made = row.fit(tmp_path / "whole", own, look, each)
     assert (own.best_step, made.global_step) == (row.best, row.end)
     checks = [entry["step"] for entry in own.history]
     assert checks == list(row.checks or range(4, row.end + 1, 4))
@@ -136,12 +123,9 @@ def test_it_stops_keeps_and_puts_back_as_scripted_also_when_cut_anywhere_and_res
     assert [*tmp_path.rglob("boundary-*.ckpt")] == [Path(own.best_model_path)]
     record = read_record(own.record_path)
     assert record.values("given") == pytest.approx([entry["given"] for entry in own.history], nan_ok=True)
-    assert len(saving.best) >= made.current_epoch
-    for path, (best, content) in saving.best.items():
-        if path.stem == str(row.end):
-            continue
-        if content is not None:
-            best.write_bytes(content)
+    paths = {*user.iterdir()}
+    assert len(paths) == made.current_epoch
+    for path in paths - {user / f"step={row.end}.ckpt"}:
         resumed = row.stopping()
         again, _ = row.fit(tmp_path / path.stem, resumed, ckpt_path=path)
         assert len(resumed.history) == len(own.history)
