@@ -263,22 +263,6 @@ class Swapped(nn.Module):
         return self.net(x)
 
 
-class Freezing(Model):
-    """Freezes its first layer whenever it is told its mode, which Lightning does not do."""
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.net[0].requires_grad_(False)
-        return self
-
-
-class Pruning(Model):
-    """Prunes more and more by the weight that the last `forward` has left in the layer."""
-
-    def on_train_epoch_start(self):
-        nn.utils.prune.l1_unstructured(self.net[0], "weight", amount=0.2)
-
-
 class Teacher(Model):
     """Follows its own weights in frozen ones, unseen by torch's version counter, and gives what both say."""
 
@@ -300,12 +284,6 @@ class Spoiling(Model):
     def on_train_epoch_end(self):
         with torch.no_grad():
             self.net[0].bias += 1
-
-
-def adapters_alone():
-    model = Model(perceptron(loralib.Linear, r=2))
-    loralib.mark_only_lora_as_trainable(model)
-    return model
 
 
 def lazy():
@@ -479,7 +457,6 @@ TOKENS = {"perturbation": "tokens"}
 WITHIN = {"every_n_train_steps": 2, "patience": 20, "reference": blobs(), "rule": Given((0.1, 0.3, 0.9, 0.2))}
 SCENARIOS = {
     "a table": Scenario(settings={"patience": 50, "rule": "accuracy_uncertainty_trust"}),
-    "weights as they are": Scenario(settings={"averaging": None}),
     "imbalanced": Scenario(imbalanced, lambda: Model(normed(2)), {"class_weight": "balanced"}),
     "a weighted sampler": Scenario(weights=1.0 + torch.arange(120.0), resumes=False),
     "images": Scenario(images, lambda: Model(conv()), **OF_MODULE),
@@ -495,8 +472,6 @@ SCENARIOS = {
     "improvements of some size": Scenario(
         settings={"min_delta": 0.05, "averaging": 0.3, "rule": Given((0.5, 0.9, 0.93, 0.8))}
     ),
-    "no patience": Scenario(settings={"patience": 0, "rule": "trust_score"}, resumes=False),
-    "every second epoch": Scenario(settings={"every_n_epochs": 2, "patience": 1}, **NO_LOOP),
     "checks within epochs": Scenario(settings={"every_n_train_steps": 2, "patience": 20}, **TRACELESS),
     **{
         f"going on within an epoch, {kind.__name__}, averaging={averaging}": Scenario(
@@ -573,13 +548,10 @@ SCENARIOS = {
 # Modules that a look would change.
 CHANGING = {
     "LoRA that stays merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
-    "adapters alone": adapters_alone,
-    "a layer that `train` freezes": lambda: Freezing(perceptron()),
     "what it logs": lambda: Gate(perceptron()),
     "an average that is swapped in": lambda: Model(Swapped()),
     "an average that is swapped in, validated": lambda: Validated(Swapped()),
     "a teacher that follows": lambda: Teacher(perceptron()),
-    "pruning by the last weight": lambda: Pruning(perceptron()),
     "lazy layers": lazy,
 }
 SCENARIOS |= {

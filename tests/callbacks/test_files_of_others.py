@@ -8,12 +8,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from problems import Bomb, Classifier, Weights, cut, fit, loader, same, scripted
-from scenarios import Model, tokens
-from torch import nn
-
-from bu_torch import BoundaryUncertaintyMonitor
-from bu_torch.report import read_record
+from problems import Bomb, Classifier, Weights, cut, fit, same, scripted
 
 
 def resume(tmp_path, script, best=None):
@@ -103,18 +98,3 @@ def test_the_best_file_may_lie_in_a_store_and_below_the_folder_of_the_run(tmp_pa
     fit(tmp_path, again, module=Classifier(), max_epochs=4, ckpt_path=cut(tmp_path, first))
     assert (again.best_epoch, again.best_model_path) == (1, first.best_model_path)
     assert first.best_model_path.startswith(f"{folder}/best/epoch=1-")
-
-
-def test_without_its_preparation_a_resumed_run_does_not_use_features_of_a_network_that_has_learnt(tmp_path):
-    network = nn.Sequential(nn.EmbeddingBag(60, 4), nn.Linear(4, 2))
-    with torch.no_grad():  # it knows of which subject each token is
-        network[0].weight.copy_((torch.arange(60) >= 30).float().unsqueeze(1).expand(60, 4))
-    first, again = (BoundaryUncertaintyMonitor(n_neighbors=20, perturbation="tokens") for _ in range(2))
-    training = {"module": Model(network), "data": loader(*tokens())}
-    path = cut(tmp_path, first, **training)
-    checkpoint = torch.load(path, weights_only=True)
-    (state,) = [state for state in checkpoint["callbacks"].values() if "prepared" in state]
-    state["prepared"] = None
-    torch.save(checkpoint, path)
-    fit(tmp_path, again, **training, ckpt_path=path)
-    assert [read_record(one.record_path).data["space"] for one in (first, again)] == ["module", "tokens"]

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, Weights, blobs, cut, loader, same, scripted, weights_of
+from problems import Classifier, Weights, blobs, cut, in_order, loader, same, scripted, weights_of
 from problems import fit as trained
 from torch import nn
 
@@ -74,16 +74,6 @@ class TestFiles:
         assert own.best_model_path == str(mine / name)
         assert own.record_path.startswith(str(mine))
 
-    @pytest.mark.parametrize("script", [(0.1, 0.9, 0.5), (0.1, 0.5, 0.9)])
-    def test_a_name_without_the_epoch_never_overwrites_the_best_so_far(self, tmp_path, script):
-        seen, own = [], scripted(script, dirpath=tmp_path / "mine", filename="best")
-        look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(own.best_model_path))
-        _, weights = fit(tmp_path, own, look, max_epochs=4)
-        assert len({path for path in seen if path}) == 2
-        assert len(checkpoints(tmp_path / "mine")) == 1
-        kept = torch.load(own.best_model_path, weights_only=True)
-        assert same(kept["state_dict"], weights[own.best_epoch])
-
     def test_each_best_is_saved_once_with_all_that_resumes_and_loggers_are_told(self, tmp_path):
         class Listening(CSVLogger):
             """Sees what a logger that uploads checkpoints would see."""
@@ -108,6 +98,24 @@ class TestFiles:
         (scheduler,) = content["lr_schedulers"]
         assert scheduler["_last_lr"] == [pytest.approx(0.05 * 2**4)]
         assert content["optimizer_states"][0]["param_groups"][0]["lr"] == scheduler["_last_lr"][0]
+
+
+@pytest.mark.parametrize("is_of_weights_alone", [False, True])
+def test_the_file_loads_as_any_other_and_holds_the_weights_of_training_unless_told_otherwise(
+    tmp_path, is_of_weights_alone
+):
+    own, module = scripted(averaging=0.6, save_weights_only=is_of_weights_alone), Classifier()
+    made, weights = fit(tmp_path, own, module=module)
+    saved = torch.load(own.best_model_path, weights_only=True)
+    raw = saved.get("raw_state_dict", {})
+    assert same(raw, {name: weights[1][name] for name in raw})
+    of_numbers = {name for name, value in saved["state_dict"].items() if value.is_floating_point()}
+    assert raw.keys() == (set() if is_of_weights_alone else of_numbers)
+    assert is_of_weights_alone != bool({"callbacks", "optimizer_states", "lr_schedulers"} & saved.keys())
+    assert same(Classifier.load_from_checkpoint(own.best_model_path).state_dict(), saved["state_dict"])
+    (tested,) = made.test(module, in_order(), ckpt_path="best", verbose=False)
+    logits = module.eval()(blobs()[0])
+    assert tested["test_loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, blobs()[1])), abs=1e-5)
 
 
 def test_weights_out_of_reach_are_said_to_be_in_the_file():
@@ -145,12 +153,8 @@ def test_the_threshold_of_a_metric_is_in_the_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("odd", [torch.eye(3).to_sparse(), torch.eye(3).to(torch.float8_e4m3fn)])
 def test_a_run_with_buffers_that_are_sparse_or_of_8_bits_resumes(tmp_path, odd):
-    first, again, look, (module, twin) = (
-        scripted((0.9, 0.1)),
-        scripted((0.9, 0.1, 0.2)),
-        Weights(),
-        (Classifier(), Classifier()),
-    )
+    first, again, look = scripted((0.9, 0.1)), scripted((0.9, 0.1, 0.2)), Weights()
+    module, twin = Classifier(), Classifier()
     for one in (module, twin):
         one.register_buffer("odd", odd.clone())
     path = cut(tmp_path, first, look, module=twin)

@@ -1,12 +1,10 @@
 """A loop of one's own stops as a trainer does."""
 
-import copy
-import pickle
 import statistics
 
 import pytest
 import torch
-from problems import Given, blobs, data_parallel
+from problems import Given, blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, Rule, Signals
@@ -240,28 +238,6 @@ def test_worse_than_chance_is_warned_of_once_where_it_does_not_get_better(recwar
 def test_nearly_as_many_labels_as_samples_are_warned_of(recwarn, n_classes, is_warned):
     stopper_of(blobs()[0], torch.arange(120) % n_classes).check(nn.Linear(4, n_classes))
     assert any("task is a regression" in str(one.message) for one in recwarn) == is_warned
-
-
-def test_a_stopper_is_pickled_and_copied_with_what_it_keeps():
-    stopper = stopper_of(*blobs())
-    stopper.check(nn.Linear(4, 3))
-    unpickled = pickle.loads(pickle.dumps(stopper))  # noqa: S301  (our own)
-    for twin in (unpickled, copy.deepcopy(stopper)):
-        assert twin.best_epoch == 0
-        twin.restore(nn.Linear(4, 3))
-        assert not twin.check(nn.Linear(4, 3))
-    assert len(stopper.history) == 1
-
-
-@pytest.mark.parametrize("wrap", [data_parallel, lambda model: torch.compile(model, backend="eager")])
-def test_weights_are_restored_into_a_wrapper_and_out_of_one(wrap):
-    plain, wrapped = nn.Linear(4, 3), wrap(nn.Linear(4, 3))
-    for checked, restored in ((plain, wrapped), (wrapped, plain)):
-        stopper = stopper_of(*blobs())
-        stopper.check(checked)
-        torch.nn.init.zeros_(next(restored.parameters()))
-        stopper.restore(restored)
-        assert torch.equal(next(checked.parameters()), next(restored.parameters()))
 
 
 def test_features_of_the_model_may_be_the_space_of_images_only_if_it_is_prepared_before_training():
