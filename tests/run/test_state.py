@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from problems import blobs
+from problems import Given, blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper
@@ -89,3 +89,26 @@ def test_whatever_stands_in_place_of_an_entry_training_goes_on(run, other):
         with suppress(RuntimeError):  # the only kind that is documented
             resumed.restore(network)
         assert math.isfinite(resumed.history[-1]["expected_accuracy"]), place
+
+
+def test_a_rule_that_does_not_take_its_state_starts_anew(run):
+    make, network, *_ = run
+    first, resumed = (make(rule=Given((0.9, 0.1))) for _ in range(2))
+    resumed.engine.history.rule.load_state_dict = lambda state: 1 / 0
+    first.check(network)
+    with pytest.warns(UserWarning, match="division by zero"):
+        resumed.load_state_dict(first.state_dict())
+    resumed.check(network)
+    assert resumed.best_epoch == 0
+
+
+def test_features_of_a_trained_layer_are_those_before_training(run):
+    make, body = run[0], nn.Linear(4, 4)
+    network = nn.Sequential(body, nn.Linear(4, 3))
+    whole, resumed = (make(feature_extractor=body) for _ in range(2))
+    whole.check(network)
+    resumed.load_state_dict(whole.state_dict())
+    nn.init.normal_(body.weight, std=9)
+    for stopper in (whole, resumed):
+        stopper.check(network)
+    assert resumed.history == whole.history

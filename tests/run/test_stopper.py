@@ -243,8 +243,10 @@ def test_nearly_as_many_labels_as_samples_are_warned_of(recwarn, n_classes, is_w
 def test_features_of_the_model_may_be_the_space_of_images_only_if_it_is_prepared_before_training():
     features, labels = blobs()
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    prepared, checked = (stopper_of(features.view(-1, 1, 2, 2), labels) for _ in range(2))
+    prepared, checked, resumed = (stopper_of(features.view(-1, 1, 2, 2), labels) for _ in range(3))
     prepared.prepare(model)
     checked.check(model)
-    compared = [stopper.engine.fitted.signals.boundary.skills_.keys() for stopper in (prepared, checked)]
-    assert compared == [{"inputs", "patches", "module"}, {"inputs", "patches"}]
+    resumed.load_state_dict(checked.state_dict())
+    resumed.prepare(model)  # which has learnt
+    compared = [stopper.engine.fitted.signals.boundary.skills_.keys() for stopper in (prepared, checked, resumed)]
+    assert compared == [{"inputs", "patches", "module"}, *[{"inputs", "patches"}] * 2]
