@@ -212,15 +212,6 @@ def whole_blobs():
     return features.round(), labels
 
 
-class Compiled(Model):
-    """Has a compiled network."""
-
-    def __init__(self, net):
-        super().__init__(net)
-        torch._dynamo.reset()
-        self.net.compile(backend="eager")
-
-
 class Gate(Model):
     """Logs in `forward`, also past Lightning."""
 
@@ -284,6 +275,13 @@ class Spoiling(Model):
     def on_train_epoch_end(self):
         with torch.no_grad():
             self.net[0].bias += 1
+
+
+def compiled():
+    torch._dynamo.reset()
+    model = Model(normed())
+    model.net.compile(backend="eager")
+    return model
 
 
 def lazy():
@@ -536,7 +534,7 @@ SCENARIOS = {
     "dropout": Scenario(module=Classifier, **TRACELESS),
     "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
     "augmented": Scenario(whole_blobs, lambda: Rounding(normed()), dataset=Jittered, **OF_MODULE),
-    "compiled": Scenario(module=lambda: Compiled(normed()), resumes=False, **OF_MODULE),
+    "compiled": Scenario(module=compiled, resumes=False, **OF_MODULE),
     "compiled as a whole": Scenario(
         module=lambda: from_compiled(torch.compile(Model(normed()), backend="eager")), **TRACELESS
     ),

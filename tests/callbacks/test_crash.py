@@ -52,35 +52,31 @@ def test_a_full_disk_costs_the_file_alone(tmp_path, values, full, kept, files):
     assert epochs_of(tmp_path) == files
 
 
-def test_ctrl_c_while_the_best_file_is_written_leaves_the_earlier_one_too(tmp_path):
+@pytest.mark.parametrize(
+    ("when", "left"), [("behind the check", [0]), ("while the file is written", [0, None]), ("without files", [])]
+)
+def test_ctrl_c_after_a_check_keeps_it_and_leaves_the_file_of_the_best_before(tmp_path, when, left):
+    def interrupt():
+        module.net[0].weight.data.zero_()
+        raise KeyboardInterrupt
+
     def after(epoch, path):
         if epoch == 1:
             path.write_bytes(b"PK")
-            raise KeyboardInterrupt
+            interrupt()
 
-    own, module, look = scripted((0.1, 0.9, 0.2)), Plain(), Weights()
+    def behind(made, _):
+        if made.current_epoch == 1 and not when.startswith("while"):
+            interrupt()
+
+    own, look, module = scripted((0.1, 0.9, 0.2)), Weights(), Plain()
+    options = {"plugins": [Disk(after=after)], "enable_checkpointing": when != "without files"}
     with pytest.raises(SystemExit):  # as Lightning ends after Ctrl-C
-        run_of(tmp_path, own, look, module=module, max_epochs=3, plugins=[Disk(after=after)])
-    assert (own.best_epoch, own.best_model_path) == (1, "")
+        run_of(tmp_path, own, look, LambdaCallback(on_train_epoch_end=behind), module=module, **options)
+    assert len(own.history) == 2
+    assert (own.best_epoch, own.summary["kept_epoch"], own.best_model_path) == (1, 1, "")
     assert same(module.state_dict(), look.of_epoch[1])
-    assert sorted(epochs_of(tmp_path), key=str) == [0, None]
-
-
-@pytest.mark.parametrize("has_files", [True, False])
-def test_ctrl_c_right_after_a_check_keeps_it(tmp_path, has_files):
-    def interrupt(made, module):
-        if made.current_epoch == 2:
-            raise KeyboardInterrupt
-
-    own, look, module = scripted((0.1, 0.2, 0.3)), Weights(), Plain()
-    behind = LambdaCallback(on_train_epoch_end=interrupt)
-    with pytest.raises(SystemExit):
-        run_of(tmp_path, own, look, behind, module=module, max_epochs=4, enable_checkpointing=has_files)
-    assert len(own.history) == 3
-    assert own.best_epoch == own.summary["kept_epoch"] == 2
-    assert same(module.state_dict(), look.of_epoch[2])
-    assert epochs_of(tmp_path) == [1] * has_files
-    assert own.best_model_path == ""
+    assert sorted(epochs_of(tmp_path), key=str) == left
 
 
 def test_an_error_of_a_rule_is_told_and_its_check_does_not_count(tmp_path):

@@ -22,10 +22,6 @@ def fit(folder, own, *callbacks, **options):
     return trained(folder, own, look, *callbacks, **options), look.of_epoch
 
 
-def checkpoints(folder):
-    return sorted(path.name for path in folder.rglob("*.ckpt"))
-
-
 class LeavingOut(Classifier):
     """With a frozen backbone; its checkpoints leave out what begins with `left_out`."""
 
@@ -64,58 +60,60 @@ def test_what_a_file_leaves_out_is_put_back_unless_the_module_hides_what_it_trai
     assert same(weights_of(module), weights[2 if is_hidden else 1])
 
 
-class TestFiles:
-    def test_folder_and_template_are_model_checkpoint_s(self, tmp_path):
-        mine = tmp_path / "mine"
-        own = scripted(dirpath=str(mine), filename="{epoch:02d}-{given:.2f}-{train_loss:.0f}")
-        fit(tmp_path, own)
-        (name,) = checkpoints(mine)
-        assert name[:-12] == "epoch=01-given=0.90-train_loss=0"  # less the token
-        assert own.best_model_path == str(mine / name)
-        assert own.record_path.startswith(str(mine))
+def test_folder_and_template_are_model_checkpoint_s(tmp_path):
+    mine = tmp_path / "mine"
+    own = scripted(dirpath=str(mine), filename="{epoch:02d}-{given:.2f}-{train_loss:.0f}")
+    fit(tmp_path, own)
+    (path,) = mine.glob("*.ckpt")
+    assert path.name[:-12] == "epoch=01-given=0.90-train_loss=0"  # less the token
+    assert own.best_model_path == str(path)
+    assert own.record_path.startswith(str(mine))
 
-    def test_each_best_is_saved_once_with_all_that_resumes_and_loggers_are_told(self, tmp_path):
-        class Listening(CSVLogger):
-            """Sees what a logger that uploads checkpoints would see."""
 
-            def after_save_checkpoint(self, one):
-                path = one.best_model_path
-                assert one.best_k_models == {path: one.current_score}
-                assert (one.last_model_path, one.save_top_k, one.mode) == ("", 1, "max")
-                saved.append((torch.load(path, weights_only=True)["epoch"], float(one.current_score)))
+def test_each_best_is_saved_once_with_all_that_resumes_and_loggers_are_told(tmp_path):
+    class Listening(CSVLogger):
+        """Sees what a logger that uploads checkpoints would see."""
 
-        class Stepped(Classifier):
-            def configure_optimizers(self):
-                optimizer = super().configure_optimizers()
-                return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=2.0)]
+        def after_save_checkpoint(self, one):
+            path = one.best_model_path
+            assert one.best_k_models == {path: one.current_score}
+            assert (one.last_model_path, one.save_top_k, one.mode) == ("", 1, "max")
+            saved.append((torch.load(path, weights_only=True)["epoch"], float(one.current_score)))
 
-        saved, own = [], scripted([0.5, 0.9, 0.2, 0.95, 0.1])
-        fit(tmp_path, own, module=Stepped(), max_epochs=5, logger=Listening(tmp_path))
-        assert saved == [(0, 0.5), (1, 0.9), (3, 0.95)]
-        assert checkpoints(tmp_path) == [Path(own.best_model_path).name]
-        assert Path(own.best_model_path).name.startswith("boundary-epoch=3-step=16-")
-        content = torch.load(own.best_model_path, weights_only=True)
-        (scheduler,) = content["lr_schedulers"]
-        assert scheduler["_last_lr"] == [pytest.approx(0.05 * 2**4)]
-        assert content["optimizer_states"][0]["param_groups"][0]["lr"] == scheduler["_last_lr"][0]
+    class Stepped(Classifier):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=2.0)]
+
+    saved, own = [], scripted([0.5, 0.9, 0.2, 0.95, 0.1])
+    fit(tmp_path, own, module=Stepped(), max_epochs=5, logger=Listening(tmp_path))
+    assert saved == [(0, 0.5), (1, 0.9), (3, 0.95)]
+    assert [*tmp_path.rglob("*.ckpt")] == [Path(own.best_model_path)]
+    assert Path(own.best_model_path).name.startswith("boundary-epoch=3-step=16-")
+    content = torch.load(own.best_model_path, weights_only=True)
+    (scheduler,) = content["lr_schedulers"]
+    assert scheduler["_last_lr"] == [pytest.approx(0.05 * 2**4)]
+    assert content["optimizer_states"][0]["param_groups"][0]["lr"] == scheduler["_last_lr"][0]
 
 
 @pytest.mark.parametrize("is_of_weights_alone", [False, True])
 def test_the_file_loads_as_any_other_and_holds_the_weights_of_training_unless_told_otherwise(
     tmp_path, is_of_weights_alone
 ):
-    own, module = scripted(averaging=0.6, save_weights_only=is_of_weights_alone), Classifier()
-    made, weights = fit(tmp_path, own, module=module)
+    own = scripted(averaging=0.6, save_weights_only=is_of_weights_alone, metric="f1")
+    module, (features, labels) = Classifier(n_outputs=2), blobs(n_classes=2)
+    made, weights = fit(tmp_path, own, module=module, data=loader(features, labels))
     saved = torch.load(own.best_model_path, weights_only=True)
+    assert saved["threshold"] == own.history[1]["threshold"]
     raw = saved.get("raw_state_dict", {})
     assert same(raw, {name: weights[1][name] for name in raw})
     of_numbers = {name for name, value in saved["state_dict"].items() if value.is_floating_point()}
     assert raw.keys() == (set() if is_of_weights_alone else of_numbers)
     assert is_of_weights_alone != bool({"callbacks", "optimizer_states", "lr_schedulers"} & saved.keys())
-    assert same(Classifier.load_from_checkpoint(own.best_model_path).state_dict(), saved["state_dict"])
-    (tested,) = made.test(module, in_order(), ckpt_path="best", verbose=False)
-    logits = module.eval()(blobs()[0])
-    assert tested["test_loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, blobs()[1])), abs=1e-5)
+    assert same(Classifier.load_from_checkpoint(own.best_model_path, n_outputs=2).state_dict(), saved["state_dict"])
+    (tested,) = made.test(module, in_order(features, labels), ckpt_path="best", verbose=False)
+    loss = nn.functional.cross_entropy(module.eval()(features), labels)
+    assert tested["test_loss"] == pytest.approx(loss.item(), abs=1e-5)
 
 
 def test_weights_out_of_reach_are_said_to_be_in_the_file():
@@ -141,14 +139,6 @@ def test_where_one_class_alone_is_better_than_each_check_the_weights_of_training
     assert bool(own.best_model_path) == checkpoints
     assert same(weights_of(module), weights[3])
     assert "not in the model" in log.text
-
-
-def test_the_threshold_of_a_metric_is_in_the_checkpoint(tmp_path):
-    features, labels = blobs(n_classes=2)
-    own = BoundaryUncertaintyStopping(n_neighbors=20, metric="f1")
-    fit(tmp_path, own, module=Classifier(n_outputs=2), data=loader(features, labels))
-    (best,) = [check for check in own.history if check["epoch"] == own.best_epoch]
-    assert torch.load(own.best_model_path, weights_only=True)["threshold"] == best["threshold"]
 
 
 @pytest.mark.parametrize("odd", [torch.eye(3).to_sparse(), torch.eye(3).to(torch.float8_e4m3fn)])

@@ -35,42 +35,42 @@ def test_whichever_stops_first_ends_each_training(tmp_path, ours_first, patience
         assert ("`EarlyStopping`" in own.stopping_reason) != stops
 
 
-class TestWhoSeesWhat:
-    @pytest.mark.parametrize(
-        ("place", "expected"), [("before", [None, 0.1, 0.9]), ("after", [0.1, 0.9, 0.5]), ("module", [0.1, 0.9, 0.5])]
+@pytest.mark.parametrize(
+    ("place", "expected"), [("before", [None, 0.1, 0.9]), ("after", [0.1, 0.9, 0.5]), ("module", [0.1, 0.9, 0.5])]
+)
+def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(tmp_path, place, expected):
+    def look(*_):
+        value = made.callback_metrics.get("given")
+        seen.append(None if value is None else round(float(value), 3))
+
+    seen, own, module, users = [], scripted(), Classifier(), LambdaCallback(on_train_epoch_end=look)
+    made = trainer(tmp_path, *{"before": [users, own], "after": [own, users], "module": [own]}[place])
+    if place == "module":
+        module.on_train_epoch_end = look
+    made.fit(module, loader(*blobs()))
+    assert seen == expected
+
+
+def test_by_steps_the_values_are_there_until_the_next_step(tmp_path):
+    """Also what follows at the end of an epoch, and no weights are filed under a score of others."""
+    users = ModelCheckpoint(tmp_path / "user", every_n_train_steps=3, filename="{step}", **HIGHEST)
+    ends = ModelCheckpoint(tmp_path / "ends", filename="{step}", **HIGHEST)
+    stopper, seen, bars = EarlyStopping(patience=2, **HIGHEST), [], []
+    look = LambdaCallback(
+        on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1))),
+        on_train_epoch_start=lambda t, m: bars.append(set(t.progress_bar_metrics)),
     )
-    def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(self, tmp_path, place, expected):
-        def look(*_):
-            value = made.callback_metrics.get("given")
-            seen.append(None if value is None else round(float(value), 3))
-
-        seen, own, module, users = [], scripted(), Classifier(), LambdaCallback(on_train_epoch_end=look)
-        made = trainer(tmp_path, *{"before": [users, own], "after": [own, users], "module": [own]}[place])
-        if place == "module":
-            module.on_train_epoch_end = look
-        made.fit(module, loader(*blobs()))
-        assert seen == expected
-
-    def test_steps(self, tmp_path):
-        """Also what follows at the end of an epoch, and no weights are filed under a score of others."""
-        users = ModelCheckpoint(tmp_path / "user", every_n_train_steps=3, filename="{step}", **HIGHEST)
-        ends = ModelCheckpoint(tmp_path / "ends", filename="{step}", **HIGHEST)
-        stopper, seen, bars = EarlyStopping(patience=2, **HIGHEST), [], []
-        look = LambdaCallback(
-            on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("given", -1))),
-            on_train_epoch_start=lambda t, m: bars.append(set(t.progress_bar_metrics)),
-        )
-        own, logger = scripted([0.5, 0.7, 0.3, 0.2], every_n_train_steps=2), CSVLogger(tmp_path)
-        made = fit(tmp_path, own, users, ends, stopper, look, logger=logger, max_epochs=9)
-        assert seen[:8] == pytest.approx([-1, 0.5, -1, 0.7, -1, 0.3, -1, 0.2])
-        assert bars[1] >= {"boundary_uncertainty", "trust_score"}
-        assert (stopper.stopped_epoch, made.global_step) == (2, 12)
-        assert Path(users.best_model_path).name == "step=6.ckpt"  # the first that has a check of its own
-        assert Path(ends.best_model_path).name == "step=4.ckpt"
-        with Path(logger.experiment.metrics_file_path).open() as file:
-            rows = [row for row in csv.DictReader(file) if row["given"]]
-        assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2 * n + 1, n // 2) for n in range(6)]
-        assert [float(row["given"]) for row in rows] == pytest.approx([0.5, 0.7, 0.3, 0.2, 0.2, 0.2])
+    own, logger = scripted([0.5, 0.7, 0.3, 0.2], every_n_train_steps=2), CSVLogger(tmp_path)
+    made = fit(tmp_path, own, users, ends, stopper, look, logger=logger, max_epochs=9)
+    assert seen[:8] == pytest.approx([-1, 0.5, -1, 0.7, -1, 0.3, -1, 0.2])
+    assert bars[1] >= {"boundary_uncertainty", "trust_score"}
+    assert (stopper.stopped_epoch, made.global_step) == (2, 12)
+    assert Path(users.best_model_path).name == "step=6.ckpt"  # the first that has a check of its own
+    assert Path(ends.best_model_path).name == "step=4.ckpt"
+    with Path(logger.experiment.metrics_file_path).open() as file:
+        rows = [row for row in csv.DictReader(file) if row["given"]]
+    assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2 * n + 1, n // 2) for n in range(6)]
+    assert [float(row["given"]) for row in rows] == pytest.approx([0.5, 0.7, 0.3, 0.2, 0.2, 0.2])
 
 
 @pytest.mark.parametrize("second", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])

@@ -15,11 +15,6 @@ from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 
 
-def recorded(folder, callback, *others, **options):
-    fit(folder, callback, *others, **options)
-    return lines(callback)
-
-
 def lines(callback):
     return [json.loads(line) for line in Path(callback.record_path).read_text().splitlines()]
 
@@ -27,7 +22,8 @@ def lines(callback):
 def test_each_check_has_its_line_as_soon_as_it_is_measured(tmp_path):
     stopping, lengths = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, min_delta=0.1), []
     look = LambdaCallback(on_train_epoch_end=lambda t, m: lengths.append(len(lines(stopping))))
-    header, *checks, end = recorded(tmp_path, stopping, look)
+    fit(tmp_path, stopping, look)
+    header, *checks, end = lines(stopping)
     assert lengths == [2, 3, 4]
     assert Path(stopping.record_path) == Path(stopping.best_model_path).parent / "boundary_uncertainty.jsonl"
     assert (header["kind"], header["format"], header["classes"]) == ("header", 4, None)
@@ -53,12 +49,12 @@ def test_the_header_tells_of_samplers_weights_of_classes_and_the_reference(tmp_p
     features, labels = blobs()
     sampler = WeightedRandomSampler(torch.tensor([6.0, 3.0, 1.0])[labels], 120)
     data = DataLoader(TensorDataset(features, labels), batch_size=30, sampler=sampler)
-    settings = {"n_neighbors": 20, "class_weight": {0: 0.5}}
-    header, *_ = recorded(tmp_path, BoundaryUncertaintyMonitor(**settings), data=data, max_epochs=1)
+    first, second = (BoundaryUncertaintyMonitor(class_weight={0: 0.5}, reference=one) for one in (None, blobs()))
+    for monitor in (first, second):
+        fit(tmp_path, monitor, data=data, max_epochs=1)
     told = {"smallest_class_share": 0.1, "largest_class_share": 0.6, "sampling": "weighted"}
-    assert header["data"].items() >= told.items()
-    header, *_ = recorded(tmp_path, BoundaryUncertaintyMonitor(**settings, reference=blobs()), max_epochs=1)
-    assert header["settings"].items() >= {"class_weight": "{0: 0.5}", "reference": "tuple"}.items()
+    assert lines(first)[0]["data"].items() >= told.items()
+    assert lines(second)[0]["settings"].items() >= {"class_weight": "{0: 0.5}", "reference": "tuple"}.items()
 
 
 class Failing(Classifier):
@@ -90,7 +86,8 @@ def test_doubtful_samples_are_told_by_their_place_in_the_dataset(tmp_path):
     labels[333] = (labels[333] + 1) % 3
     data = DataLoader(Subset(Named(features, labels), list(range(100, 400))), batch_size=50)
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, max_samples=290)
-    header, check, _ = recorded(tmp_path, monitor, module=Classifier(d=3), data=data, max_epochs=1)
+    fit(tmp_path, monitor, module=Classifier(d=3), data=data, max_epochs=1)
+    header, check, _ = lines(monitor)
     assert header["classes"] == ["low", "<b>middle</b>", "high"]
     index, label, _, nearest, _ = check["doubtful"][0]
     assert (index, label) == (233, int(labels[333]))  # of the dataset that was given, which is a subset

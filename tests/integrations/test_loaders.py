@@ -23,13 +23,11 @@ def test_augmented_samples_are_read_again(tmp_path, log):
     stopper.check(network)
     assert "random augmentation" in log.text
     assert read_record(tmp_path).data["perturbation"] == "reading"
-    again = make_stopper(network, DataLoader(Augmented(), batch_size=30), **OPTIONS)
-    again.check(network)
-    assert again.history[0] == stopper.history[0]
     resumed = make_stopper(network, DataLoader(Augmented(), batch_size=30), **OPTIONS)
     resumed.load_state_dict(stopper.state_dict())
     resumed.check(network)  # without the warning that the samples differ
-    assert len(resumed.history) == 2
+    first, again = resumed.history
+    assert again == first | {"epoch": 1, "prediction_changes": 0, "standard_error": again["standard_error"]}
 
 
 @pytest.mark.parametrize("is_uninformed", [False, True])

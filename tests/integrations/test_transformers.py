@@ -52,6 +52,12 @@ def trainer(folder, *callbacks, model=None, samples=None, collate=pad_to_longest
     return transformers.Trainer(model or bert(), arguments, callbacks=list(callbacks), **data)
 
 
+def trained(*args, **options):
+    made = trainer(*args, **options)  # which seeds all random numbers
+    made.train()
+    return made
+
+
 def losses(run):
     return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
 
@@ -61,25 +67,24 @@ def callback(**options):
 
 
 def test_it_stops_and_loads_the_best_epoch_and_training_before_is_the_same_to_the_bit(tmp_path):
-    run = trainer(tmp_path, ours := callback(patience=2, rule="expected_accuracy", averaging=None), epochs=40)
-    run.train()
+    run = trained(tmp_path, ours := callback(patience=2, rule="expected_accuracy", averaging=None), epochs=40)
     stopper, logged = ours.stopper, [entry for entry in run.state.log_history if "expected_accuracy" in entry]
     n_epochs, highest = len(logged), max(logged, key=lambda entry: entry["expected_accuracy"])
     assert [entry["epoch"] for entry in logged] == list(range(1, n_epochs + 1))
     assert [check["epoch"] for check in stopper.history] == list(range(n_epochs))
     assert stopper.stopped_epoch == highest["epoch"] + 1 == n_epochs - 1 < 39
     assert highest["expected_accuracy"] > 0.55
-    for n, is_kept in ((n_epochs, False), (stopper.best_epoch + 1, True)):
-        plain = trainer(tmp_path, epochs=n)  # which seeds all random numbers
-        plain.train()
-        assert losses(plain) == losses(run)[: len(losses(plain))]
-        assert same(run.model.state_dict(), plain.model.state_dict()) == is_kept
+    stays = callback(load_best_model_at_end=False)
+    plain, watched = (trained(tmp_path, *ours, epochs=n_epochs) for ours in ([], [stays]))
+    assert losses(run) == losses(watched) == losses(plain)
+    assert same(watched.model.state_dict(), plain.model.state_dict())
+    best = trained(tmp_path, epochs=stopper.best_epoch + 1)
+    assert same(run.model.state_dict(), best.model.state_dict())
 
 
 def test_schedule_free_weights_are_kept_where_an_evaluation_reads_them(tmp_path):
     ours = callback(averaging=None)
-    run = trainer(tmp_path, ours, optim="schedule_free_adamw", epochs=2)
-    run.train()
+    run = trained(tmp_path, ours, optim="schedule_free_adamw", epochs=2)
     kept = {name: value.clone() for name, value in run.model.state_dict().items()}
     run.evaluate(texts())
     assert same(run.model.state_dict(), kept)
@@ -154,8 +159,7 @@ def loaded(**options):
 def test_epochs_and_training_end_with_a_check(tmp_path, monkeypatch, loader, options, check_steps, steps):
     if loader is not None:
         monkeypatch.setattr(transformers.Trainer, "get_train_dataloader", lambda self: loader)
-    run = trainer(tmp_path, ours := callback(check_steps=check_steps), **options)
-    run.train()
+    run = trained(tmp_path, ours := callback(check_steps=check_steps), **options)
     assert [check["step"] for check in ours.stopper.history] == steps
     assert [entry["step"] for entry in run.state.log_history if "expected_accuracy" in entry] == steps
     assert ours.stopper.engine.shared.plan.n_samples == (120 if steps != [5, 8] else 100)

@@ -57,9 +57,8 @@ def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, i
 
 
 def test_no_best_value_is_sought_before_the_first_epoch_that_counts():
-    history, entries = History(Settings(start_from_epoch=1)), [check(0, 0.9), check(1, 0.5), check(2, 0.7)]
-    found = []
-    for entry in entries:
-        history.add(entry)
+    history, found = History(Settings(start_from_epoch=1)), []
+    for epoch, score in enumerate((0.9, 0.5, 0.7)):
+        history.add(entry := check(epoch, score))
         found.append(history.has_best_value(entry))
     assert found == [False, True, True]
