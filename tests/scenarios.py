@@ -509,12 +509,8 @@ SCENARIOS = {
             ("by epochs, late", True, {"update_every_n_steps": 0, "update_starting_at_epoch": 1}),
         )
     },
-    # Lightning's average stays in float32.
     "beside an average of Lightning's, bfloat16": Scenario(
-        others=lambda: [EMAWeightAveraging(decay=0.5)],
-        options={"precision": "bf16-true", **NO_FILES},
-        resumes=False,
-        **OF_MODULE,
+        others=lambda: [EMAWeightAveraging()], options=NO_FILES | {"precision": "bf16-true"}, resumes=False, **OF_MODULE
     ),
     "beside one that is put in at the end": Scenario(
         others=lambda: [StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)], **TRACELESS
