@@ -237,7 +237,7 @@ def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None) ->
     Kish (1965): (sum of w)^2 / (sum of w^2) members of equal weight give a mean of the same precision.
     """
     if weights is None:
-        return (shares * neighbors.shape[1]).round()
+        return (shares * neighbors.shape[1]).round().to(torch.promote_types(shares.dtype, torch.float32))
     members = weights[neighbors.long()]
     relative = members / members.amax(dim=1, keepdim=True)  # scaled, so that squares do not underflow
     sizes = relative.sum(dim=1).square() / relative.square().sum(dim=1)
