@@ -33,7 +33,6 @@ from bu_torch.run.reader import count_operations
 from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
 from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
 from bu_torch.samples.samples import Samples, UnreadableError, subsample, whole_samples
-from bu_torch.signals.metrics import ACCURACY, as_metric
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -95,7 +94,7 @@ def training_data(
             " change this."
         )
     class_weight = None
-    if settings.class_weight is None and as_metric(settings.metric) == ACCURACY:
+    if settings.follows_loss:
         class_weight = class_weights_of(pl_module, n_classes, engine.log)
     reader, n_training = TrainerReader(trainer, engine, samples.packing), samples.n_training
     n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None

@@ -17,7 +17,6 @@ from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
 from bu_torch.samples.reading import read_loader
 from bu_torch.samples.samples import UnreadableError
-from bu_torch.signals.metrics import ACCURACY, as_metric
 
 
 def make_stopper(
@@ -44,7 +43,7 @@ def make_stopper(
         samples = read(lambda n_training: n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error
-    if settings.class_weight is None and as_metric(settings.metric) == ACCURACY:
+    if settings.follows_loss:
         n_classes = 1 + int(as_labels(samples.labels, len(samples.labels)).max())
         parts = nn.ModuleList(part for part in (network, loss) if isinstance(part, nn.Module))
         options["class_weight"] = class_weights_of(parts, n_classes, log_line)
