@@ -17,7 +17,7 @@ import pandas as pd
 from quality import APART, CHOSEN_ON, LONG_LAST, OF_ROWS, OURS, QUARTER, file_of, read, source_of, summarise
 from tables import FOLDER
 
-from bu_torch.run.judgement import Word
+from bu_torch.run.history import Word
 
 RESULTS = FOLDER / "results"
 METHODS = {

@@ -27,7 +27,7 @@ from tables import FOLDER
 from training import AVERAGE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.run.judgement import confidence_in, describe_blindness
+from bu_torch.run.history import confidence_in, describe_blindness
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 
 TABLES = ("german", "banknote", "breast_cancer_wisconsin", "ionosphere")

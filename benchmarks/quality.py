@@ -71,8 +71,7 @@ from torch.multiprocessing import get_context
 from training import AVERAGE, LONG_AVERAGE, PATIENCE, Columns, first_largest
 
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, STANDARD_ERROR
-from bu_torch.run.history import History
-from bu_torch.run.judgement import confidence_in, describe_blindness
+from bu_torch.run.history import History, confidence_in, describe_blindness
 from bu_torch.run.settings import Settings
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals

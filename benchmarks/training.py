@@ -19,7 +19,7 @@ from bu_torch.functional.checks import mean_and_error
 from bu_torch.internal.replica import copy_of
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
-from bu_torch.run.judgement import accuracy_of_one_class
+from bu_torch.run.history import accuracy_of_one_class
 from bu_torch.run.prepare import TrainingData, plan_check
 from bu_torch.run.reader import count_operations
 from bu_torch.run.settings import AVERAGING, Settings

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bu_torch.rule.rules import Rule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
-    from bu_torch.signals.details import Measurement as Measurement
+    from bu_torch.signals.catalogue import Measurement as Measurement
     from bu_torch.signals.measuring import Signals
     from bu_torch.space.extractors import LayerFeatures, PatchFeatures, TokenFeatures
     from bu_torch.space.features import FeatureSpace as FeatureSpace
@@ -88,7 +88,7 @@ _MODULES = {
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "perturbation.draws": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "ranking.rank": ("Candidate", "Ranking", "rank_checkpoints"),
-    "signals.details": ("Measurement",),
+    "signals.catalogue": ("Measurement",),
     "signals.measuring": ("Signals",),
     "samples.reading": ("read_samples",),
     "space.extractors": ("LayerFeatures", "PatchFeatures", "TokenFeatures"),

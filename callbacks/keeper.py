@@ -24,9 +24,8 @@ from bu_torch.callbacks.trainer import (
     misconfigured,
     skip_empty_hooks,
 )
-from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.output import printable
-from bu_torch.internal.replica import gathered, replaced_in_place
+from bu_torch.internal.replica import gathered, preserved_random_state, replaced_in_place
 from bu_torch.run.engine import Engine
 from bu_torch.run.weights import named_weights, optimizers_in_training, with_names_of
 from bu_torch.signals.catalogue import SIGNALS

@@ -38,10 +38,9 @@ from bu_torch.callbacks.trainer import (
     training_loss,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
-from bu_torch.internal.global_state import seeded
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.output import printable, showing_progress
-from bu_torch.internal.replica import has_lazy_layers
+from bu_torch.internal.replica import has_lazy_layers, seeded
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
 from bu_torch.run.history import describe_exception

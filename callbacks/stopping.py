@@ -78,7 +78,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         summary: Result as plain data, empty while training runs: what was kept, and whether to trust it; `threshold`
             and the value there if the metric of two classes has one, None if the choice is blind. `word` is `"clear"`,
             `"plateau"`, `"unsure"` or `"blind"` (docs/choosing-checkpoints.md). The numbers behind it are those of
-            `bu_torch.run.judgement.Confidence`, whose values are called `expected_accuracy`, `first_accuracy` and
+            `bu_torch.run.history.Confidence`, whose values are called `expected_accuracy`, `first_accuracy` and
             `one_class_accuracy`, or the same of the `metric`.
             Word and numbers are None if another rule decides, and after an exception in all processes but the first.
         history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.

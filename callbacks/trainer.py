@@ -18,9 +18,8 @@ from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 from torch import Tensor, nn
 
 from bu_torch.internal import output
-from bu_torch.internal.logits import rows_at_once
+from bu_torch.internal.network import Packing, call, rows_at_once
 from bu_torch.internal.output import printable
-from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.replica import has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine, UnfitLogitsError

@@ -19,7 +19,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.logits import read_logits, was_one_column
+from bu_torch.internal.network import read_logits, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation import draws
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bu_torch.integrations.loaders import conclude, make_stopper, missing
-from bu_torch.internal.logits import entry_of
+from bu_torch.internal.network import entry_of
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import Settings, SettingsDict
 

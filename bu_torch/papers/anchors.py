@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_two_classes
-from bu_torch.internal.logits import read_logits
+from bu_torch.internal.network import read_logits
 from bu_torch.space.features import standardization, standardize
 
 Measure = Literal["entropy", "triangle"]

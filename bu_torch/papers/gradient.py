@@ -10,7 +10,7 @@ from torch import Tensor
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.score import top_two
 from bu_torch.internal.inputs import check_fitted, check_integer
-from bu_torch.internal.logits import check_callable, copy_to
+from bu_torch.internal.network import check_callable, copy_to
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty

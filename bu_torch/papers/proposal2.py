@@ -10,7 +10,7 @@ from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty, PerturbedEstimator
 from bu_torch.functional.checks import check_choice, index_pairs
 from bu_torch.internal.inputs import check_fitted
-from bu_torch.internal.logits import read_logits
+from bu_torch.internal.network import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 from bu_torch.papers.parzen import cluster_counts, mean_of_pairs, omission, omission_of_counts, top_pairs
 from bu_torch.papers.prototypes import PrototypeClassifier

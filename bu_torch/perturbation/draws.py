@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
-from bu_torch.internal.packing import Packing, takes
+from bu_torch.internal.network import Packing, takes
 from bu_torch.neighbors.graph import distance_among
 from bu_torch.space.extractors import as_tokens, is_pooled
 from bu_torch.space.features import standardization, standardize

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.global_state import preserved_random_state
 from bu_torch.internal.output import foreign_class, why_unreadable
-from bu_torch.internal.replica import copy_of
+from bu_torch.internal.replica import copy_of, preserved_random_state
 from bu_torch.run.weights import with_names_of
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # endings of checkpoints in a folder

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.logits import read_logits
+from bu_torch.internal.network import read_logits
 from bu_torch.internal.output import printable, whole_file
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, score_of

@@ -14,8 +14,7 @@ import numpy as np
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
 from bu_torch.rule.rules import DEFAULT_RULE
-from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import Details
+from bu_torch.signals.catalogue import SIGNALS, Details
 
 Json = dict[str, Any]
 BLUE, ORANGE, VIOLET, GREEN, GREY, RED = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2", "#dc2626"

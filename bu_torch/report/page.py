@@ -19,8 +19,7 @@ from bu_torch.report import figures
 from bu_torch.report.figures import Json, Section, score_name, scores_that_count, title_of
 from bu_torch.report.record import RunRecord, find_records, read_record
 from bu_torch.report.text import duration, escaped, last_parts, shown_number, without_folders
-from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import MOST_CLASSES, Details
+from bu_torch.signals.catalogue import MOST_CLASSES, SIGNALS, Details
 
 _TILES = {
     "expected_accuracy": "at the perturbed samples",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bu_torch.run.record import FORMAT
-from bu_torch.signals.details import ClassRecall, Crossing, Details, Doubtful, Meeting
+from bu_torch.signals.catalogue import ClassRecall, Crossing, Details, Doubtful, Meeting
 
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.jsonl")
 _NO_VALUES = ("kind", "kept_epoch", "kept_step", "n_not_compared")  # entries of a check that are none of its values

@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.logits import OutputReader, was_one_column
+from bu_torch.internal.network import OutputReader, was_one_column
 from bu_torch.internal.output import log_line, log_nothing, printable
 from bu_torch.internal.replica import evaluation_copy, gathered
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.history import History, describe_worse_than_chance
-from bu_torch.run.judgement import judge, summary_of
+from bu_torch.run.history import History, describe_worse_than_chance, judge, summary_of
 from bu_torch.run.prepare import Fitted, SharedPreparation, TrainingData, prepare_signals
 from bu_torch.run.processes import Processes
 from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, as_tables, read_state
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import WeightAverage, load, state_dict_with
 from bu_torch.samples.samples import IGNORED
-from bu_torch.signals.details import Measurement
+from bu_torch.signals.catalogue import Measurement
 from bu_torch.signals.measuring import Signals
 
 # Scores can be compared only if these settings are the same.

@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName, may_use_module
 from bu_torch.internal.inputs import as_features, as_labels
-from bu_torch.internal.logits import PackedNetwork, copy_to
-from bu_torch.internal.packing import Packing
+from bu_torch.internal.network import PackedNetwork, Packing, copy_to
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again, with_readings

@@ -13,8 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from bu_torch.internal.inputs import as_floats
-from bu_torch.internal.logits import check_callable, copy_to, logits_in_batches, rows_at_once
-from bu_torch.internal.packing import Packing, call
+from bu_torch.internal.network import Packing, call, check_callable, copy_to, logits_in_batches, rows_at_once
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine

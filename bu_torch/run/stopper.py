@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 from torch import Tensor, distributed, nn
 
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.logits import device_of
+from bu_torch.internal.network import device_of
 from bu_torch.internal.output import showing_progress
 from bu_torch.internal.replica import has_lazy_layers, has_shards
 from bu_torch.perturbation.draws import keeps_integers

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
-from bu_torch.internal.global_state import seeded, start_from
 from bu_torch.internal.inputs import as_tensor
+from bu_torch.internal.network import as_inputs, is_mask, names_taken, takes
 from bu_torch.internal.output import outline, progress
-from bu_torch.internal.packing import as_inputs, names_taken, of_one_length, takes
+from bu_torch.internal.replica import seeded, start_from
 from bu_torch.samples.samples import UnreadableError
 
 InputKey = str | int | Sequence[str | int] | None
@@ -192,6 +193,30 @@ def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
             raise UnreadableError(f"all samples must have one shape, got {', '.join(map(str, shapes[:3]))}.{_PADDED}")
     whole: tuple[Any, Tensor] = pytree.tree_unflatten(map(torch.cat, joined), spec)
     return whole
+
+
+def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Pad rows to the longest, if each batch is padded to its own length and a mask marks the padding.
+
+    A column holds the tensors of one input from all batches. They are padded on the same side as in the batches, with
+    the value that these have where the mask is 0.
+    """
+    is_ragged = any(tensor.shape[1:] != column[0].shape[1:] for column in columns for tensor in column)
+    masks = next((column for column in columns if all(one.ndim == 2 and is_mask(one) for one in column)), None)
+    if not is_ragged or masks is None or len(columns) == 1:
+        return columns
+    longest = max(mask.shape[1] for mask in masks)
+    is_left = any(bool((mask[:, 0] == 0).any()) for mask in masks)
+
+    def lengthened(column: list[Tensor]) -> list[Tensor]:
+        if [row.shape for row in column] != [mask.shape for mask in masks]:
+            return column
+        hidden = torch.cat([row[mask == 0] for row, mask in zip(column, masks, strict=True)])
+        value = float(hidden[0]) if len(hidden) else 0.0
+        missing = [longest - row.shape[1] for row in column]
+        return [pad(row, (n, 0) if is_left else (0, n), value=value) for row, n in zip(column, missing, strict=True)]
+
+    return [lengthened(column) for column in columns]
 
 
 def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:

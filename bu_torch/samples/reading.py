@@ -29,8 +29,8 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bu_torch.internal.global_state import preserved_random_state, seeded
 from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.replica import preserved_random_state, seeded
 from bu_torch.samples.batches import (
     NO_KEYS,
     NO_SAMPLE,

@@ -12,7 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
-from bu_torch.internal.packing import Packing, as_inputs
+from bu_torch.internal.network import Packing, as_inputs
 
 # As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]

@@ -14,8 +14,7 @@ from bu_torch.functional.metrics import best_threshold, decided_at, influence, l
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.output import elapsed_time
 from bu_torch.perturbation.draws import PerturbedInputs
-from bu_torch.signals.catalogue import SIGNALS, SignalInputs
-from bu_torch.signals.details import Measurement
+from bu_torch.signals.catalogue import SIGNALS, Measurement, SignalInputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
 from bu_torch.signals.prepare import Prepared, fingerprint_of, fit_prepared
 

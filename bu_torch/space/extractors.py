@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.global_state import full_precision
 from bu_torch.internal.inputs import (
     as_features,
     as_floats,
@@ -18,9 +17,8 @@ from bu_torch.internal.inputs import (
     check_seed,
     scikit_learn_seed,
 )
-from bu_torch.internal.logits import copy_to
-from bu_torch.internal.packing import Packing
-from bu_torch.internal.replica import evaluation_copy
+from bu_torch.internal.network import Packing, copy_to
+from bu_torch.internal.replica import evaluation_copy, full_precision
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

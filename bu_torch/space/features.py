@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_flat_features, as_tensor, check_seed
-from bu_torch.internal.logits import copy_to
+from bu_torch.internal.network import copy_to
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
 from bu_torch.space.extractors import MixedFeatures, PatchFeatures, TokenFeatures, pooled
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.probabilities import left_out_predictions, shares_of
-from bu_torch.internal.global_state import full_precision
+from bu_torch.internal.replica import full_precision
 from bu_torch.samples.samples import stratified_rows, weights_of
 
 _ITERATIONS = 2

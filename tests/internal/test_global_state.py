@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bu_torch.internal.global_state import _ROUNDING, full_precision
+from bu_torch.internal.replica import _ROUNDING, full_precision
 from bu_torch.space.extractors import PatchFeatures
 
 IMAGES = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))

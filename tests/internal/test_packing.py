@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from bu_torch.internal.logits import PackedNetwork, logits_of
-from bu_torch.internal.packing import Packing, as_inputs, call, of_one_length
+from bu_torch.internal.network import PackedNetwork, Packing, as_inputs, call, logits_of
+from bu_torch.samples.batches import of_one_length
 
 N = 6
 IDS = torch.arange(1, 1 + N * 4).reshape(N, 4)

@@ -10,7 +10,7 @@ from oracles import boundary as oracle
 from problems import blobs
 
 from bu_torch import BoundaryUncertaintyStopper, Signals
-from bu_torch.run.judgement import describe_blindness
+from bu_torch.run.history import describe_blindness
 
 SAMPLES = blobs(n=300, d=2)
 
@@ -94,7 +94,7 @@ def test_recalls_are_those_of_the_measurement_sorted_and_those_of_many_classes_l
     recalls = signals.measure(favoured).details().recalls
     assert [one.label for one in recalls] == [2, 1, 0]
     assert measurement.details() == before  # whatever is measured after it
-    monkeypatch.setattr("bu_torch.signals.details.MOST_CLASSES", 2)
+    monkeypatch.setattr("bu_torch.signals.catalogue.MOST_CLASSES", 2)
     assert signals.measure(favoured).details().recalls == recalls[:2]
 
 
