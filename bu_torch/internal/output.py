@@ -4,7 +4,6 @@ import logging
 import re
 import secrets
 import sys
-import threading
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from tqdm.auto import tqdm
 _log = logging.getLogger("bu_torch")
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
-_BAR_DELAY, _TICK = 3, 1  # seconds of work before a bar is shown, and between two sights of the time
+_BAR_DELAY = 3  # seconds of work before a bar is shown
 
 
 def printable(value: Any) -> str:
@@ -78,28 +77,6 @@ def progress(what: str, **options: Any) -> Iterator[Any]:
         return
     with tqdm(desc=what, delay=_BAR_DELAY, leave=False, **options) as bar:
         yield bar
-
-
-@contextmanager
-def elapsed_time(what: str) -> Iterator[None]:
-    """Show how long the work within has taken, if bars are shown; by a thread, so that the work need not know."""
-    with progress(what, bar_format="{desc}: {elapsed}") as bar:
-        if bar is None:
-            yield
-            return
-        is_done = threading.Event()
-
-        def tick() -> None:
-            while not is_done.wait(_TICK):
-                bar.update(0)
-
-        thread = threading.Thread(target=tick, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_done.set()
-            thread.join()
 
 
 @contextmanager

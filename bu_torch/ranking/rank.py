@@ -21,7 +21,7 @@ from bu_torch.run.prepare import describe_ignored
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.measuring import Signals, fit_with_progress
+from bu_torch.signals.measuring import Signals, fit_in_memory
 from bu_torch.signals.metrics import as_metric
 
 Paths = str | Path | Iterable[str | Path]
@@ -215,7 +215,7 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
     if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
-        fit_with_progress(signals, inputs, labels, samples.weights)
+        fit_in_memory(signals, inputs, labels, samples.weights)
     elif signals.prepared.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 

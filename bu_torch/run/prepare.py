@@ -22,7 +22,7 @@ from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again, with_readings
 from bu_torch.samples.samples import IGNORED, ClassWeight, Samples, class_shares, rare_class, subsample
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.measuring import Signals, fit_with_progress
+from bu_torch.signals.measuring import Signals, fit_in_memory
 from bu_torch.signals.metrics import ACCURACY
 from bu_torch.space.extractors import MixedFeatures
 
@@ -177,7 +177,7 @@ def prepare_signals(
             # A network that has learnt the labels would leak them into the choice.
             signals, uses_module = make_signals(None), False
         inputs = samples.inputs.to(_faster_device(samples, settings, device))
-        fit_with_progress(signals, inputs, samples.labels, samples.weights)
+        fit_in_memory(signals, inputs, samples.labels, samples.weights)
         name: Any = signals.boundary.space_name_
         space = name if uses_module and name in get_args(SpaceName) else None
         saved = signals.state() if uses_module and space is None else None

@@ -54,7 +54,7 @@ class BoundaryUncertaintyStopper(Results):
         stopped_epoch: Epoch of the check that said to stop; None before.
         stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself, or the exception that
             left a `with`; "" before.
-        has_progress_bar: Show a bar if the preparation takes some seconds; True unless set.
+        has_progress_bar: Show a bar if samples are read again for some seconds; True unless set.
 
     Raises:
         ValueError: If an argument is out of range or the samples are not fit for the method.

@@ -12,7 +12,6 @@ from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.functional.checks import check_choice, check_tensor, mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.internal.inputs import check_fitted
-from bu_torch.internal.output import elapsed_time
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.signals.catalogue import SIGNALS, Measurement, SignalInputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
@@ -207,12 +206,9 @@ def contributions_to(metric: ExpectedMetric, inputs: SignalInputs, values: Mappi
     return influence(metric.formula, logits, inputs.labels_for(metric), n_draws)
 
 
-def fit_with_progress(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
-    """Call `Signals.fit` showing that it goes on, on the CPU if the memory of the device of `inputs` is too small."""
+def fit_in_memory(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
+    """Call `Signals.fit`, on the CPU if the memory of the device of `inputs` is too small: training may still fit."""
     try:
-        with elapsed_time("bu-torch prepares"):
-            signals.fit(inputs, labels, sample_weight)
-    except torch.OutOfMemoryError:  # training may still fit on the device
-        if inputs.is_cpu:
-            raise
-        fit_with_progress(signals, inputs.cpu(), labels, sample_weight)
+        signals.fit(inputs, labels, sample_weight)
+    except torch.OutOfMemoryError:
+        signals.fit(inputs.cpu(), labels, sample_weight)
