@@ -6,7 +6,7 @@ Public names are found on first use: importing this package loads neither torch 
 import os
 from importlib import import_module
 
-from bu_torch._version import __version__
+from bu_torch._version import __version__ as __version__
 
 # Nothing but what Python itself has loaded is imported here: under `python -m bu_torch` the current folder is still the
 # first on the path, and a `typing.py` that lies there would run.
@@ -18,61 +18,39 @@ if TYPE_CHECKING:
     from bu_torch import evaluation as evaluation
     from bu_torch import functional as functional
     from bu_torch import report as report
-    from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-    from bu_torch.estimators.boundary import BoundaryUncertainty, doubtful_labels
+    from bu_torch.callbacks import BoundaryUncertaintyMonitor as BoundaryUncertaintyMonitor
+    from bu_torch.callbacks import BoundaryUncertaintyStopping as BoundaryUncertaintyStopping
+    from bu_torch.estimators.boundary import BoundaryUncertainty as BoundaryUncertainty
     from bu_torch.estimators.boundary import DoubtfulLabels as DoubtfulLabels
-    from bu_torch.estimators.label_probabilities import LabelProbabilities
+    from bu_torch.estimators.boundary import doubtful_labels as doubtful_labels
+    from bu_torch.estimators.label_probabilities import LabelProbabilities as LabelProbabilities
     from bu_torch.estimators.label_probabilities import LabelRegression as LabelRegression
     from bu_torch.estimators.label_probabilities import LabelVotes as LabelVotes
-    from bu_torch.estimators.trust import TrustScore
-    from bu_torch.neighbors.graph import NeighborGraph
-    from bu_torch.papers.bisection import BisectionAnchorUncertainty
-    from bu_torch.papers.gradient import GradientAnchorUncertainty
-    from bu_torch.papers.proposal2 import ParzenUncertainty
-    from bu_torch.papers.prototypes import PrototypeClassifier
+    from bu_torch.estimators.trust import TrustScore as TrustScore
+    from bu_torch.neighbors.graph import NeighborGraph as NeighborGraph
+    from bu_torch.papers.bisection import BisectionAnchorUncertainty as BisectionAnchorUncertainty
+    from bu_torch.papers.gradient import GradientAnchorUncertainty as GradientAnchorUncertainty
+    from bu_torch.papers.proposal2 import ParzenUncertainty as ParzenUncertainty
+    from bu_torch.papers.prototypes import PrototypeClassifier as PrototypeClassifier
     from bu_torch.perturbation.draws import exchange_tokens as exchange_tokens
-    from bu_torch.perturbation.draws import perturb
+    from bu_torch.perturbation.draws import perturb as perturb
     from bu_torch.perturbation.draws import perturb_toward_neighbors as perturb_toward_neighbors
     from bu_torch.ranking.checkpoints import Checkpoint as Checkpoint
-    from bu_torch.ranking.checkpoints import load_checkpoint
+    from bu_torch.ranking.checkpoints import load_checkpoint as load_checkpoint
     from bu_torch.ranking.rank import Candidate as Candidate
     from bu_torch.ranking.rank import Ranking as Ranking
-    from bu_torch.ranking.rank import rank_checkpoints
-    from bu_torch.rule.rules import Rule
-    from bu_torch.run.stopper import BoundaryUncertaintyStopper
-    from bu_torch.samples.reading import read_samples
+    from bu_torch.ranking.rank import rank_checkpoints as rank_checkpoints
+    from bu_torch.rule.rules import Rule as Rule
+    from bu_torch.run.stopper import BoundaryUncertaintyStopper as BoundaryUncertaintyStopper
+    from bu_torch.samples.reading import read_samples as read_samples
     from bu_torch.signals.catalogue import Measurement as Measurement
-    from bu_torch.signals.measuring import Signals
-    from bu_torch.space.extractors import LayerFeatures, PatchFeatures, TokenFeatures
+    from bu_torch.signals.measuring import Signals as Signals
+    from bu_torch.space.extractors import LayerFeatures as LayerFeatures
+    from bu_torch.space.extractors import PatchFeatures as PatchFeatures
+    from bu_torch.space.extractors import TokenFeatures as TokenFeatures
     from bu_torch.space.features import FeatureSpace as FeatureSpace
 
-__all__ = [
-    "BisectionAnchorUncertainty",
-    "BoundaryUncertainty",
-    "BoundaryUncertaintyMonitor",
-    "BoundaryUncertaintyStopper",
-    "BoundaryUncertaintyStopping",
-    "GradientAnchorUncertainty",
-    "LabelProbabilities",
-    "LayerFeatures",
-    "NeighborGraph",
-    "ParzenUncertainty",
-    "PatchFeatures",
-    "PrototypeClassifier",
-    "Rule",
-    "Signals",
-    "TokenFeatures",
-    "TrustScore",
-    "__version__",
-    "doubtful_labels",
-    "load_checkpoint",
-    "perturb",
-    "rank_checkpoints",
-    "read_samples",
-]
-
-# Modules of all names, once more for the interpreter, which skips the imports above. Results, and parts of what is in
-# `__all__`, are found here too.
+# Modules of all names, once more for the interpreter, which skips the imports above.
 _PACKAGES = ("callbacks", "evaluation", "functional", "report")
 _MODULES = {
     "papers.bisection": ("BisectionAnchorUncertainty",),
@@ -96,6 +74,10 @@ _MODULES = {
     "estimators.trust": ("TrustScore",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+# Results, and parts of what else is shown, are found too, but `from bu_torch import *` leaves them out.
+_RESULTS = {"Candidate", "Checkpoint", "DoubtfulLabels", "LabelRegression", "LabelVotes", "Measurement", "Ranking"}
+_PARTS = {"FeatureSpace", "exchange_tokens", "perturb_toward_neighbors"}
+__all__ = ["__version__", *sorted(_HOMES.keys() - _RESULTS - _PARTS)]
 
 # In a checkout `callbacks/` stands beside this folder, and only an installation puts it here. From the checkout's root
 # this folder hides an installed package, so the callbacks are looked for beside it too. A symbolic link would do

@@ -50,15 +50,10 @@ def make_stopper(
     return BoundaryUncertaintyStopper(samples, samples.labels, folder=folder, **options)
 
 
-def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, reason: str = "") -> None:
-    """Say what was kept, and load it into `network`, if any and it is of use; a warning says if it does not fit.
-
-    `reason` is why training ended if the stopper did not end it.
-    """
-    stopper.stopping_reason = stopper.stopping_reason or reason
+def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None) -> None:
+    """Say what was kept, and load it into `network`, if any and it is of use; a warning says if it does not fit."""
     stopper.judge()
-    is_below = stopper.engine.processes.broadcast(stopper.engine.is_below_baseline)
-    if network is not None and is_below:
+    if network is not None and stopper.engine.processes.broadcast(stopper.engine.is_below_baseline):
         stopper.conclude(BELOW_BASELINE)
     elif network is not None and stopper.best_epoch is not None:
         try:
@@ -66,12 +61,3 @@ def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None, rea
         except RuntimeError as error:
             warnings.warn(f"{error} The weights stay as training left them.", stacklevel=3)
     stopper.close()
-
-
-def missing(module: str, packages: str, error: ImportError) -> ImportError:
-    """Error for packages that are not installed, or whose own import fails."""
-    if error.name in packages.split():
-        how = f'`pip install {packages}`, or `pip install "bu-torch[integrations]"`'
-        return ImportError(f"`bu_torch.integrations.{module}` needs {how}.")
-    cause = "" if error.__cause__ is None else f" ({error.__cause__})"
-    return ImportError(f"`bu_torch.integrations.{module}`: the import of {module} failed: {error}{cause}")

@@ -7,16 +7,15 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from bu_torch.integrations.loaders import conclude, make_stopper, missing
+from bu_torch.integrations.loaders import conclude, make_stopper
 from bu_torch.internal.network import entry_of
-from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import Settings, SettingsDict
 
 try:
     from skorch import NeuralNetClassifier
     from skorch.callbacks import Callback
 except ImportError as error:
-    raise missing("skorch", "skorch", error) from error
+    raise ImportError(f"`bu_torch.integrations.skorch` needs `pip install skorch`: {error}") from error
 
 _OPTIONS = {field.name: field.default for field in fields(Settings) if field.name != "decides"} | {"folder": None}
 
@@ -49,10 +48,8 @@ class BoundaryUncertaintyEarlyStopping(Callback):
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
         self.stopper_: Any = None
         self.network_: Any = None
-        self.is_within_epoch_ = False
 
     def on_epoch_begin(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
-        self.is_within_epoch_ = True
         if self.stopper_ is None:
             options = {name: getattr(self, name) for name in _OPTIONS} | {"output_key": None}
             # Other nets of skorch give such a loss what the module gives: logarithms.
@@ -65,16 +62,14 @@ class BoundaryUncertaintyEarlyStopping(Callback):
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
         should_stop = self.stopper_.check(self.network_)
-        self.is_within_epoch_ = False
         for name in ("boundary_uncertainty", self.stopper_.score_name):
             net.history.record(name, self.stopper_.history[-1][name])
         if should_stop:
             raise KeyboardInterrupt  # as skorch's own callbacks do
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
-        if self.stopper_ is not None:  # skorch catches Ctrl-C and says nothing of it
-            reason = describe_exception(KeyboardInterrupt()) if self.is_within_epoch_ else ""
-            conclude(self.stopper_, self.network_ if self.load_best else None, reason)
+        if self.stopper_ is not None:
+            conclude(self.stopper_, self.network_ if self.load_best else None)
             self.stopper_.release()  # a pickled net holds no samples
 
 

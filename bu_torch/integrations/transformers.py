@@ -9,9 +9,9 @@ from typing import Any, Unpack
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from bu_torch.integrations.loaders import conclude, make_stopper, missing
+from bu_torch.integrations.loaders import conclude, make_stopper
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.output import whole_file, why_unreadable
+from bu_torch.internal.output import printable, whole_file
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.weights import optimizers_in_eval_mode, optimizers_in_training
@@ -20,7 +20,8 @@ from bu_torch.samples.batches import Keys
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise missing("transformers", "transformers accelerate", error) from error
+    needs = "`bu_torch.integrations.transformers` needs `pip install transformers accelerate`"
+    raise ImportError(f"{needs}: {error}") from error
 
 
 class BoundaryUncertaintyCallback(TrainerCallback):
@@ -89,11 +90,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         try:
             saved = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch does not say what a damaged file raises
-            why = f"cannot be read ({why_unreadable(error)})" if file.is_file() else "does not exist"
-            warnings.warn(
-                f"{file} {why}, so this run cannot resume from it: patience and the best epoch start anew.",
-                stacklevel=3,
-            )
+            why = f"{file} cannot be read ({printable(error)[:200]}), so this run cannot resume from it"
+            warnings.warn(f"{why}: patience and the best epoch start anew.", stacklevel=3)
         else:
             self.stopper.load_state_dict(saved)
 
@@ -124,26 +122,21 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if "train_runtime" in (kwargs.get("logs") or {}):  # the last, before `on_train_end`, in which others upload
-            self._finish(args, state, control, **kwargs)
+            self._finish(**kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._is_over &= not args.load_best_model_at_end  # the `Trainer` has loaded its own best model since
-        self._finish(args, state, control, **kwargs)
+        self._finish(**kwargs)
         self.stopper.release()
 
-    def _finish(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def _finish(self, *, model: Any, optimizer: Any = None, **_: Any) -> None:
         """Load the best weights, once; later ones may be the user's."""
         if self._is_over:
             return
         self._is_over = True
-        reason = f"Training ran until `num_train_epochs={args.num_train_epochs:g}`."
-        if control.should_training_stop and state.global_step < state.max_steps:
-            reason = "Other code stopped training (`control.should_training_stop`)."
-        elif args.max_steps > 0:
-            reason = f"Training ran until `max_steps={args.max_steps}`."
-        for optimizer in optimizers_in_training(_unwrapped(kwargs.get("optimizer"))):
-            optimizer.eval()  # as `Trainer.evaluate` will, which must not move the weights that are loaded
-        conclude(self.stopper, kwargs["model"] if self.load_best_model_at_end else None, reason)
+        for one in optimizers_in_training(_unwrapped(optimizer)):
+            one.eval()  # as `Trainer.evaluate` will, which must not move the weights that are loaded
+        conclude(self.stopper, model if self.load_best_model_at_end else None)
 
 
 def _unwrapped(optimizer: Any) -> list[Any]:

@@ -1,7 +1,6 @@
 """What leaves the process: lines of text for people, progress, and files that are written whole or not at all."""
 
 import logging
-import re
 import secrets
 import sys
 import unicodedata
@@ -93,19 +92,3 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def why_unreadable(error: Exception) -> str:
-    """Reason why `torch.load` or `load_state_dict` refused a file, in one line."""
-    said = re.sub(r"\s+", " ", str(error))
-    if foreign := foreign_class(error):
-        return f"it holds an object of {foreign}"
-    if "weights_only" in said or "Weights only" in said:
-        return f"it is a pickle that cannot be read without running code in it ({type(error).__name__})"
-    return f"{printable(said.split('. ')[0][:300])} ({type(error).__name__})"
-
-
-def foreign_class(error: Exception) -> str:
-    """Name of the class that torch refuses to unpickle; "" if there is none."""
-    found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
-    return "" if found is None else printable(found[1])[:200]

@@ -1,6 +1,7 @@
 """Checkpoints, read without executing anything in them, and modules with their weights."""
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.output import foreign_class, why_unreadable
+from bu_torch.internal.output import printable
 from bu_torch.internal.replica import copy_of, preserved_random_state
 from bu_torch.run.weights import with_names_of
 
@@ -105,13 +106,14 @@ def _read(path: Path, weights_only: bool) -> Any:
     except Exception as error:  # a damaged or crafted file may raise any error, even an OSError of torch
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        if weights_only and (foreign := foreign_class(error)):
+        said = printable(error)
+        if weights_only and (foreign := re.search(r"GLOBAL (\S+) ", said)):
             raise ValueError(
-                f"`{path}` holds an object of {foreign}, which can run any code. If you trust the file, pass"
+                f"`{path}` holds an object of {foreign[1][:200]}, which can run any code. If you trust the file, pass"
                 " `weights_only=False` (`--no-weights-only`); if the class, `torch.serialization.add_safe_globals`."
             ) from error
         what = f"`{path}` is not {kind}, or is damaged, or holds more than weights"
-        raise ValueError(f"{what}: {why_unreadable(error)}.") from error
+        raise ValueError(f"{what}: {said[:300]} ({type(error).__name__}).") from error
 
 
 def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
