@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bu_torch.estimators.label_probabilities import DECAYS, LabelRegression, LabelVotes
 from bu_torch.functional.checks import mean_and_error
 from bu_torch.functional.probabilities import best_candidate, label_votes, mixing_weight, skill
-from bu_torch.perturbation.draws import keeps_integers, kind_of
+from bu_torch.perturbation.draws import are_rows, keeps_integers, kind_of
 from bu_torch.samples.samples import stratified_rows, weights_of
 from bu_torch.space.extractors import LayerFeatures, MixedFeatures
 from bu_torch.space.features import BaseSpace, FeatureSpace
@@ -155,7 +155,7 @@ def may_use_module(feature_extractor: FeatureExtractor | None, module: nn.Module
     if module is None:
         return False
     if feature_extractor is None:
-        return inputs.ndim != 2 or not inputs.is_floating_point()
+        return not are_rows(inputs)
     extractor = getattr(feature_extractor, "__self__", feature_extractor)
     trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
     parameters = extractor.parameters() if isinstance(extractor, nn.Module) else ()

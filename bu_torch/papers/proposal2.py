@@ -143,6 +143,3 @@ class ProposalSignals:
         self._pairs, self._pair_index = self._pairs.to(device), self._pair_index.to(device)
         self._label_counts = self._label_counts.to(device)
         return self
-
-
-prepare = ProposalSignals  # by this name `bu_torch.signals.catalogue` knows it

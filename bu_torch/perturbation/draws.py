@@ -77,7 +77,7 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
     inputs and integers beyond 2^24, float32 for all others. Raises TypeError or ValueError for other arguments.
     """
     inputs = as_features(inputs, "inputs")
-    return PerturbedInputs(inputs, _choose(inputs, neighbors, generator)).whole()
+    return _toward_neighbors(mixture, inputs, neighbors, generator).whole()
 
 
 def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
@@ -92,12 +92,12 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
     `tokens`. Raises TypeError or ValueError for other arguments.
     """
     tokens = as_tokens(tokens)
-    return PerturbedInputs(tokens, _choose(tokens, neighbors, generator, has_run=True), exchange_run).whole()
+    return _toward_neighbors(exchange_run, tokens, neighbors, generator).whole()
 
 
 def keeps_integers(perturbation: Any) -> bool:
     """Whether integer samples stay integers under this perturbation."""
-    return perturbation in ("tokens", "reading") or callable(perturbation) or isinstance(perturbation, Readings)
+    return perturbation not in (None, "random", "neighbors", "uniform")
 
 
 def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
@@ -176,15 +176,15 @@ def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> str:
     return perturbation
 
 
-def are_rows(perturbation: Perturbation | None, inputs: Tensor) -> bool:
+def are_rows(inputs: Tensor) -> bool:
     """True if samples are rows of a table, of numbers and perhaps categories: no images, and no token ids."""
-    return isinstance(perturbation, MixedMove) or (inputs.ndim == 2 and inputs.is_floating_point())
+    return inputs.ndim == 2 and inputs.is_floating_point()
 
 
 class PerturbedInputs:
     """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
 
-    Held are the samples and the choices (`_choose`) from which batches are made, or without choices the inputs.
+    Held are the samples and the choices from which batches are made (`_toward_neighbors`), or the inputs themselves.
     """
 
     def __init__(self, samples: Tensor, chosen: tuple[Tensor, ...] = (), move: Callable[..., Tensor] = mixture) -> None:
@@ -219,9 +219,8 @@ class PerturbedInputs:
         return (self.rows(start, start + n_rows) for start in range(0, len(self), n_rows))
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield the inputs in batches of about 64 MB, or all at once if they are vectors that are held."""
-        n_rows = _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
-        return self.split(n_rows if self._choices or len(self.shape) > 2 else len(self))
+        """Yield the inputs in batches of about 64 MB."""
+        return self.split(_BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH))
 
     def whole(self) -> Tensor:
         """All inputs in one tensor."""
@@ -256,32 +255,29 @@ def draw_perturbed(
 
     Random directions are drawn in the space of the standardised inputs.
     """
-    generator = torch.Generator().manual_seed(seed)
-    kind = kind_of(perturbation, inputs)
-    if kind in ("neighbors", "tokens", "mixed"):
-        choices = _choose(inputs, neighbors, generator, n_draws, has_run=kind != "neighbors")
-        if isinstance(perturbation, MixedMove):
-            return PerturbedInputs(inputs, choices, perturbation.between)
-        return PerturbedInputs(inputs, choices, exchange_run if kind == "tokens" else mixture)
+    generator, kind = torch.Generator().manual_seed(seed), kind_of(perturbation, inputs)
     if isinstance(perturbation, Readings):
         return PerturbedInputs(perturbation.inputs[:n_draws].to(inputs).flatten(0, 1))
-    if kind in ("random", "uniform"):
-        law: Law = "sphere" if kind == "random" else "uniform"
-        flat = as_floats(inputs.flatten(1))
-        mean, scale = standardization(inputs.flatten(1))
-        points = standardize(flat, mean, scale)
-        # A metric of trace d keeps the mean length of a step in a random direction.
-        is_metric_of_inputs = space == "metric" and inputs.ndim == 2 and inputs.is_floating_point()
-        is_own_space = (space == "inputs" or is_metric_of_inputs) and not is_pooled(inputs)
-        distance = nearest_distance if is_own_space else distance_among(points, neighbors)
-        # The step is added to the raw input, so a constant feature does not change by a bit.
-        steps = (perturb(points, distance, generator, law=law) - points for _ in range(n_draws))
-        held = [check_perturbed(flat + step * scale.to(flat), flat).reshape(inputs.shape) for step in steps]
-    else:
-        assert callable(perturbation)  # noqa: S101  (`PerturbedEstimator` refuses a name without readings)
+    if callable(perturbation):
         custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
-        held = [_check_custom(perturbed, inputs) for perturbed in custom]
-    return PerturbedInputs(torch.cat(held))
+        return PerturbedInputs(torch.cat([_check_custom(perturbed, inputs) for perturbed in custom]))
+    if kind not in ("random", "uniform"):
+        move: Callable[..., Tensor] = exchange_run if kind == "tokens" else mixture
+        if isinstance(perturbation, MixedMove):
+            move = perturbation.between
+        return _toward_neighbors(move, inputs, neighbors, generator, n_draws)
+    law: Law = "sphere" if kind == "random" else "uniform"
+    flat = as_floats(inputs.flatten(1))
+    mean, scale = standardization(inputs.flatten(1))
+    points = standardize(flat, mean, scale)
+    # A metric of trace d keeps the mean length of a step in a random direction.
+    is_own_space = are_rows(inputs) if space == "metric" else space == "inputs" and not is_pooled(inputs)
+    distance = nearest_distance if is_own_space else distance_among(points, neighbors)
+    # The step is added to the raw input, so a constant feature does not change by a bit.
+    steps = (perturb(points, distance, generator, law=law) - points for _ in range(n_draws))
+    return PerturbedInputs(
+        torch.cat([check_perturbed(flat + step * scale.to(flat), flat).reshape(inputs.shape) for step in steps])
+    )
 
 
 def _generator_or_default(generator: Any) -> torch.Generator:
@@ -292,10 +288,10 @@ def _generator_or_default(generator: Any) -> torch.Generator:
     return generator
 
 
-def _choose(
-    inputs: Tensor, neighbors: Any, generator: torch.Generator | None, n_draws: int = 1, *, has_run: bool = False
-) -> tuple[Tensor, ...]:
-    """Each sample (n_draws * N,), one of its neighbours, a part of the way, and where a run begins if it `has_run`."""
+def _toward_neighbors(
+    move: Callable[..., Tensor], inputs: Tensor, neighbors: Any, generator: torch.Generator | None, n_draws: int = 1
+) -> PerturbedInputs:
+    """Choose for each sample, in each draw, a neighbour, a part of the way, and where a run begins if there is one."""
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
     check_tensor("neighbors", neighbors, (len(inputs), "M"), inputs.device, below=len(inputs))
     if neighbors.shape[1] < 2:
@@ -306,9 +302,9 @@ def _choose(
     for _ in range(n_draws):
         places = 1 + torch.randint(min(_NEAREST, neighbors.shape[1] - 1), (len(inputs),), **options).to(inputs.device)
         part = _LOW + (_HIGH - _LOW) * torch.rand(len(inputs), **options).to(as_floats(inputs[:1]))
-        begin = [torch.rand(len(inputs), **options).to(inputs.device)] if has_run else []
+        begin = [] if move is mixture else [torch.rand(len(inputs), **options).to(inputs.device)]
         draws.append((own, neighbors[own, places].long(), part, *begin))
-    return tuple(map(torch.cat, zip(*draws, strict=True)))
+    return PerturbedInputs(inputs, tuple(map(torch.cat, zip(*draws, strict=True))), move)
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

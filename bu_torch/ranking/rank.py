@@ -21,7 +21,7 @@ from bu_torch.run.prepare import describe_ignored
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
-from bu_torch.signals.measuring import Signals, fit_in_memory
+from bu_torch.signals.measuring import Signals, fingerprint_of, fit_in_memory
 from bu_torch.signals.metrics import as_metric
 
 Paths = str | Path | Iterable[str | Path]
@@ -193,8 +193,8 @@ def _checked(signals: Signals, rule: Rule, metric: Any) -> Signals:
 def _measured(signals: Signals, module: nn.Module, name: str, batch_size: int) -> dict[str, float]:
     """All signals of a network; NaN if its logits are not finite."""
     try:
-        logits = read_logits(module, signals.perturbed, batch_size, check_finite=False, name=name)
-        values, _ = signals.measure(logits.to(signals.perturbed.device))
+        logits = read_logits(module, signals.boundary.perturbed, batch_size, check_finite=False, name=name)
+        values, _ = signals.measure(logits.to(signals.boundary.labels.device))
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     return {name: float(value) for name, value in values.items() if name != _OF_A_RUN}
@@ -214,9 +214,9 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
     inputs, labels = signals.boundary.as_samples(samples.inputs, samples.labels, "dataset")
     if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=3)
-    if not signals.is_fitted:
+    if not hasattr(signals, "prepared"):
         fit_in_memory(signals, inputs, labels, samples.weights)
-    elif signals.prepared.fingerprint != signals.fingerprint_of(inputs, labels, samples.weights):
+    elif signals.prepared.fingerprint != fingerprint_of(signals.boundary, inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 
 

@@ -103,7 +103,7 @@ class Engine:
             return shared
 
         self.shared = processes.on_first(prepared)
-        self.inputs = None if self.fitted is None else self.fitted.signals.perturbed
+        self.inputs = None if self.fitted is None else self.fitted.signals.boundary.perturbed
         if processes.are_sharded and processes.count > 1:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)

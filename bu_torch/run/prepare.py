@@ -62,7 +62,7 @@ def plan_check(
     """
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     # Passes of each sample beside those of its draws.
-    n_unmoved = int(any(SIGNALS[name].measured_in for name in settings.also))
+    n_unmoved = int(any(SIGNALS[name].formula is None for name in settings.also))
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     most, least = most_bytes(settings), settings.n_neighbors
     n_held = sys.maxsize if most is None or not n_bytes else most // n_bytes

@@ -2,18 +2,84 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.functional import score as formulas
 from bu_torch.functional.checks import index_pairs, mean_of, sum_by_group
-from bu_torch.functional.score import predicted_probabilities
+from bu_torch.functional.probabilities import as_probabilities, scale_to_shares
+from bu_torch.perturbation.draws import Readings
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
-from bu_torch.signals.prepare import Prepared
+
+if TYPE_CHECKING:
+    from bu_torch.papers.proposal2 import ProposalSignals
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What checks read, for D draws of N samples and the C classes that have samples, in ascending order.
+
+    What follows from the fields is computed where it is first read.
+    """
+
+    boundary: BoundaryUncertainty  # fitted: samples, neighbours, perturbed inputs, label probabilities, weights
+    distances: Tensor  # (D * N, C + 1) to each class, without samples it is made from, and inf
+    are_rows: bool  # samples are rows of a table: no images, no texts
+    fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
+    of_papers: "ProposalSignals | None"  # measures signals that have no formula here; None if none is asked for
+
+    @cached_property
+    def label_columns(self) -> Tensor:
+        """Columns of the labels, (D * N,)."""
+        return self.boundary.classes.columns(self.boundary.labels).repeat(self.boundary.n_draws)
+
+    @cached_property
+    def most_uncertainty(self) -> Tensor:
+        """Uncertainty between the two likeliest classes, (D * N,) float64."""
+        return formulas.largest_uncertainty(self.boundary.probabilities_of_present)
+
+    @cached_property
+    def attainable(self) -> formulas.Attainable:
+        """Most that accuracy, uncertainty and trust reach."""
+        boundary = self.boundary
+        return formulas.attainable(boundary.probabilities_of_present, self.distances[:, :-1], boundary.repeated_weights)
+
+    @cached_property
+    def label_weight(self) -> Tensor:
+        """Weight of the agreement with the labels beside expected accuracy, a float64 scalar."""
+        is_reading = isinstance(self.boundary.perturbation, Readings)  # there samples' own labels are left out
+        cost = formulas.cost_of_memorising(self.boundary.probabilities_of_present, self.boundary.repeated_weights)
+        return cost * (is_reading / 2)
+
+    def counting_once(self, n_columns: int, *, is_sharp: bool = False) -> Tensor:
+        """Label probabilities as metrics take them: each sample counts once, whatever its weight.
+
+        Shape (D * N, n_columns), at least the largest label + 1. Sharp ones are as certain as left-out labels allow.
+        """
+        return self.boundary.classes.expand(self._sharp if is_sharp else self._plain, n_columns)
+
+    @cached_property
+    def _plain(self) -> Tensor:
+        return self._scaled(self.boundary.probabilities_of_present)
+
+    @cached_property
+    def _sharp(self) -> Tensor:
+        if self.boundary.sharpness == 1:
+            return self._plain
+        sharp = self.boundary.probabilities_of_present.double() ** self.boundary.sharpness
+        return self._scaled(as_probabilities(sharp))
+
+    def _scaled(self, probabilities: Tensor) -> Tensor:
+        """Probabilities (D * N, C), each class with the mass of its samples if these count once."""
+        if self.boundary.weights is None:
+            return probabilities
+        counts = sum_by_group(torch.ones_like(self.label_columns), self.label_columns, probabilities.shape[1])
+        return scale_to_shares(probabilities, counts / counts.sum())
 
 
 class SignalInputs:
@@ -58,12 +124,9 @@ class Signal:
     name: str  # key in histories, logs and records
     title: str  # name in words, for plots and pages
     is_larger_better: bool
-    formula: Callable[[SignalInputs], Tensor] | None = None  # returns a float64 scalar
+    formula: Callable[[SignalInputs], Tensor] | None  # gives a float64 scalar; None for those of `ProposalSignals`
     is_in_progress_bar: bool = False
     is_default: bool = True  # False if it is measured only where it is asked for
-    # In place of a formula, a module whose `prepare(boundary, points)` gives an object with `measure(logits, own)`, a
-    # dict of signals by the logits at the perturbed samples and at the samples themselves, and `to(device)`.
-    measured_in: str = ""
 
 
 def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
@@ -101,8 +164,6 @@ def _of_metric(metric: ExpectedMetric) -> Signal:
     return Signal(metric.signal, f"expected {metric.title}", metric.is_larger_better, formula, is_default=False)
 
 
-_of_paper = partial(Signal, is_default=False, measured_in="bu_torch.papers.proposal2")
-
 SIGNALS = {
     signal.name: signal
     for signal in (
@@ -114,8 +175,8 @@ SIGNALS = {
         Signal("vote_agreement", "agreement with the votes nearby", True, _vote_agreement),
         Signal("prediction_changes", "changed since the last check", False, _prediction_changes),
         *map(_of_metric, METRICS.values()),
-        _of_paper("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True),
-        _of_paper("omission", "boundary left out (omission)", False),
+        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True, None, is_default=False),
+        Signal("omission", "boundary left out (omission)", False, None, is_default=False),
     )
 }
 
@@ -212,7 +273,7 @@ def _meeting(inputs: SignalInputs) -> list[Meeting]:
 def _doubtful(inputs: SignalInputs, n_doubtful: int) -> list[Doubtful]:
     boundary, labels = inputs.boundary, inputs.boundary.labels
     probabilities = boundary.probabilities_of_present.unflatten(0, (-1, len(labels))).mean(dim=0)
-    of_label = predicted_probabilities(probabilities, boundary.classes.columns(labels))
+    of_label = formulas.predicted_probabilities(probabilities, boundary.classes.columns(labels))
     rows = of_label.sort(stable=True).indices[:n_doubtful]
     classes = labels[rows], inputs.predictions[rows], boundary.classes.classes[probabilities[rows].argmax(dim=1)]
     columns = (column.tolist() for column in (rows, *classes, of_label[rows]))

@@ -1,21 +1,30 @@
 """Signals of a check, from one pass of logits: U, trust, expected accuracy, and agreement with neighbours."""
 
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
+from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.checks import check_choice, check_tensor, mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.internal.inputs import check_fitted
-from bu_torch.perturbation.draws import PerturbedInputs
-from bu_torch.signals.catalogue import SIGNALS, Measurement, SignalInputs
+from bu_torch.perturbation.draws import Readings, are_rows, kind_of
+from bu_torch.samples.samples import copies, weights_of
+from bu_torch.signals.catalogue import SIGNALS, Measurement, Prepared, SignalInputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
-from bu_torch.signals.prepare import Prepared, fingerprint_of, fit_prepared
+
+if TYPE_CHECKING:
+    from bu_torch.papers.proposal2 import ProposalSignals
+
+_FORMAT = 19  # raise it if the tensors of a state change, or the way in which they are computed
+_LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
+_MOST_COPIES = 0.5
 
 
 class Signals:
@@ -55,14 +64,27 @@ class Signals:
         self.metric = as_metric(metric)
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, self.metric.signal)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
-        self._measured_in = {SIGNALS[name].measured_in for name in also if SIGNALS[name].measured_in}
+        self._has_signals_of_papers = any(SIGNALS[name].formula is None for name in also)
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
 
         Arguments and errors are those of `BoundaryUncertainty.fit`.
         """
-        return self._prepare(features, labels, sample_weight)
+        boundary, (inputs, labels) = self.boundary, self.boundary.as_samples(features, labels)
+        points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
+        # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
+        sources = boundary.perturbed.sources
+        if sources is None:
+            sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
+        distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
+        of_papers = None
+        if self._has_signals_of_papers:
+            from bu_torch.papers.proposal2 import ProposalSignals
+
+            of_papers = ProposalSignals(boundary, points)
+            boundary.perturbed = boundary.perturbed.followed_by(inputs)
+        return self._prepare(inputs, fingerprint_of(boundary, inputs, labels, sample_weight), distances, of_papers)
 
     def state(self) -> dict[str, Any]:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
@@ -76,15 +98,25 @@ class Signals:
         Raises ValueError if it is of other samples or settings, or `also` names a signal of the papers; KeyError or
         TypeError if it is damaged.
         """
-        if self._measured_in:
+        if self._has_signals_of_papers:
             raise ValueError("`state` must be of signals that have a formula, not of those of the papers.")
-        return self._prepare(features, labels, sample_weight, state)
+        inputs, labels = self.boundary.as_samples(features, labels)
+        fingerprint = fingerprint_of(self.boundary, inputs, labels, sample_weight)
+        if state["fingerprint"] != fingerprint:
+            raise ValueError("`state` must be of the same samples and settings.")
+        self.boundary.restore(state, inputs, labels, sample_weight)
+        return self._prepare(inputs, fingerprint, state["left_out_distances"].to(inputs.device))
 
-    def _prepare(self, features: Any, labels: Any, sample_weight: Any, state: Mapping[str, Any] | None = None) -> Self:
-        samples = self.boundary.as_samples(features, labels)
-        self.prepared = fit_prepared(self.boundary, *samples, sample_weight, self._measured_in, state)
-        self.vote_skill, self.regression_skill = self.boundary.vote_skill, self.boundary.regression_skill
-        n_classes = self.boundary.classes.n_classes
+    def _prepare(
+        self, inputs: Tensor, fingerprint: str, distances: Tensor, of_papers: "ProposalSignals | None" = None
+    ) -> Self:
+        boundary = self.boundary
+        warn_about_samples(boundary, inputs)
+        # In column-major memory the nearest class is found in a third of the time.
+        padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
+        self.prepared = Prepared(boundary, padded, are_rows(inputs), fingerprint, of_papers)
+        self.vote_skill, self.regression_skill = boundary.vote_skill, boundary.regression_skill
+        n_classes = boundary.classes.n_classes
         if self.metric != ACCURACY:
             # The network may have outputs that no label has.
             check_metric(self.metric, self.prepared.counting_once(max(n_classes, self.metric.n_classes or 0)))
@@ -105,22 +137,7 @@ class Signals:
     @property
     def perturbed_inputs(self) -> Tensor:
         """Points at which a classifier is read, (n_draws * N, ...); for signals of the papers N samples follow."""
-        return self.perturbed.whole()
-
-    @property
-    def perturbed(self) -> PerturbedInputs:
-        """Perturbed samples, made batch by batch."""
-        check_fitted(self, "prepared")
-        return self.boundary.perturbed
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether `fit` or `restore` has been called."""
-        return hasattr(self, "prepared")
-
-    def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
-        """Fingerprint that `fit` with these arguments would give."""
-        return fingerprint_of(self.boundary, *self.boundary.as_samples(features, labels), sample_weight)
+        return self.boundary.perturbed_inputs.flatten(0, 1)
 
     def measure(self, logits: Tensor, before: Tensor | None = None, best: Tensor | None = None) -> Measurement:
         """Measure all signals of logits at `perturbed_inputs`, without waiting for the device.
@@ -150,8 +167,8 @@ class Signals:
             values[metric.signal] = _value_of_users_metric(metric, inputs)
         if THRESHOLD in self.names:
             values |= _values_at_threshold(metric, inputs, values[metric.signal])
-        for signals in self.prepared.paper_signals:
-            values |= signals.measure(inputs.logits, own)
+        if self.prepared.of_papers is not None:
+            values |= self.prepared.of_papers.measure(inputs.logits, own)
         is_finite = inputs.uncertainty.isfinite() & own.isfinite().all()
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
         contributions, error = contributions_to(metric, inputs, values), torch.zeros_like(inputs.accuracy)
@@ -162,8 +179,9 @@ class Signals:
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
         check_fitted(self, "prepared")
-        for part in (self.boundary, *self.prepared.paper_signals):
-            part.to(device)
+        self.boundary.to(device)
+        if self.prepared.of_papers is not None:
+            self.prepared.of_papers.to(device)
         self.prepared = replace(self.prepared, distances=self.prepared.distances.to(device))
         return self
 
@@ -212,3 +230,45 @@ def fit_in_memory(signals: Signals, inputs: Tensor, labels: Tensor, sample_weigh
         signals.fit(inputs, labels, sample_weight)
     except torch.OutOfMemoryError:
         signals.fit(inputs.cpu(), labels, sample_weight)
+
+
+def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, sample_weight: Any) -> str:
+    """Digest of checked samples and of the settings of `boundary`, which need not be fitted; callables by name."""
+    settings = boundary.feature_extractor, boundary.perturbation
+    named = [getattr(option, "__qualname__", type(option)) if callable(option) else option for option in settings]
+    words = _FORMAT, boundary.n_neighbors, boundary.n_draws, boundary.seed, kind_of(boundary.perturbation, inputs)
+    readings = boundary.perturbation.inputs[: boundary.n_draws] if isinstance(boundary.perturbation, Readings) else None
+    named = [option for option in named if not isinstance(option, Readings)]
+    digest = hashlib.sha256(repr((*words, *named)).encode())
+    for tensor in (inputs, labels, weights_of(labels, boundary.class_weight, sample_weight), readings):
+        if tensor is not None:
+            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+            digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
+    return digest.hexdigest()
+
+
+def warn_about_samples(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
+    """Warn if most samples have an exact copy with the same label, or if neighbours predict labels like chance."""
+    labels = boundary.labels
+    is_copied = torch.zeros_like(labels, dtype=torch.bool)
+    for rows, others in copies(inputs, boundary.neighbors):
+        is_copied[rows] |= labels[others] == labels[rows]
+    if (share := float(is_copied.double().mean())) > _MOST_COPIES:
+        warnings.warn(
+            f"{share:.0%} of the samples have an exact copy with the same label among the others, so a network that"
+            " memorises labels looks better than it is: pass each sample once, to the callbacks as `reference`.",
+            stacklevel=4,
+        )
+    nearby, regression = boundary.vote_skill, boundary.regression_skill
+    if nearby < _LEAST_SKILL:
+        meaning = (
+            "rely on expected accuracy, not on boundary uncertainty, trust score and agreement with neighbours."
+            if regression >= _LEAST_SKILL
+            else "nearly all labels are noise, or distances between inputs mean nothing, so the scores say little. A"
+            " `feature_extractor` may give a space in which distances mean something."
+        )
+        warnings.warn(
+            "The nearest neighbours predict a sample's label no better than chance (Brier skill score"
+            f" {nearby:.2f}; a regression on all samples: {regression:.2f}): {meaning}",
+            stacklevel=4,
+        )
