@@ -11,8 +11,7 @@ from bu_torch.functional import probabilities as formulas
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.samples import copies, stratified_rows, weights_of
-from bu_torch.space.features import common_standardization, standardize
-from bu_torch.space.metric import LabelMetric
+from bu_torch.space.features import LabelMetric, common_standardization, standardize
 
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal

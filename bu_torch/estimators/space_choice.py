@@ -13,8 +13,7 @@ from bu_torch.functional.probabilities import best_candidate, label_votes, mixin
 from bu_torch.perturbation.draws import are_rows, keeps_integers, kind_of
 from bu_torch.samples.samples import stratified_rows, weights_of
 from bu_torch.space.extractors import LayerFeatures, MixedFeatures
-from bu_torch.space.features import BaseSpace, FeatureSpace
-from bu_torch.space.metric import LabelMetric
+from bu_torch.space.features import BaseSpace, FeatureSpace, LabelMetric
 
 if TYPE_CHECKING:
     from bu_torch.estimators.boundary import PerturbedEstimator

@@ -5,7 +5,7 @@ from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, ParzenUnc
 from bu_torch.estimators.label_probabilities import LabelRegression, LabelVotes
 from bu_torch.estimators.space_choice import MetricRegression, MetricTrial
 from bu_torch.functional.probabilities import brier_score
-from bu_torch.space.metric import LabelMetric, average_gradient_outer_product, kernel_ridge, metric_root
+from bu_torch.space.features import LabelMetric, average_gradient_outer_product, kernel_ridge, metric_root
 
 
 def given(generator, n=30, n_landmarks=7, d=4, n_outputs=3):
@@ -29,7 +29,7 @@ def outer_product(points, landmarks, coefficients, width, weights=None):
 
 
 def test_the_average_outer_product_is_that_of_gradients_by_autograd(generator, device, monkeypatch):
-    monkeypatch.setattr("bu_torch.space.metric._BLOCK_ELEMENTS", 100)  # several blocks
+    monkeypatch.setattr("bu_torch.space.features._BLOCK_ELEMENTS", 100)  # several blocks
     points, landmarks, coefficients = given(generator)
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.1
     weights /= weights.mean()
@@ -42,8 +42,8 @@ def test_the_average_outer_product_is_that_of_gradients_by_autograd(generator, d
 
 
 def test_ridge_solves_with_its_penalty_or_that_of_the_least_left_out_error(generator, monkeypatch):
-    monkeypatch.setattr("bu_torch.space.metric._JITTER", 1e-12)
-    monkeypatch.setattr("bu_torch.space.metric._PENALTIES", [0.01, 1.0, 10.0])
+    monkeypatch.setattr("bu_torch.space.features._JITTER", 1e-12)
+    monkeypatch.setattr("bu_torch.space.features._PENALTIES", [0.01, 1.0, 10.0])
     points, _, _ = given(generator, n=40)
     targets = torch.randn(40, 2, generator=generator, dtype=torch.float64)
     weights = torch.rand(40, generator=generator, dtype=torch.float64) + 0.1
@@ -93,7 +93,7 @@ def test_a_metric_finds_the_features_that_change_the_class():
 
 
 def test_weights_are_those_of_samples_that_are_repeated(monkeypatch):
-    monkeypatch.setattr("bu_torch.space.metric._ITERATIONS", 1)
+    monkeypatch.setattr("bu_torch.space.features._ITERATIONS", 1)
     features, labels = halves(100)
     weights = torch.ones(100, dtype=torch.float64)
     weights[::2] = 3
