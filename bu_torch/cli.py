@@ -13,7 +13,7 @@ from bu_torch.internal.output import printable, say
 
 # Each has a module with functions `add_options` and `run`, whose docstring `--help` shows.
 _COMMANDS = {
-    "compare": ("compare ways to stop a training, on tables of your own", "bu_torch.comparison.command"),
+    "compare": ("compare ways to stop a training, on tables of your own", "bu_torch.comparison.tables"),
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command"),
     "report": ("write a page that shows a run", "bu_torch.report.page"),
 }

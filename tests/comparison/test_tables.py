@@ -44,7 +44,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, table, said):
     with pytest.raises((TypeError, ValueError), match=said):
         read_table(file)
     (tmp_path / "damaged.csv.gz").write_bytes(b"a,label\n")
-    with pytest.raises(ValueError, match=r"damaged\.csv\.gz`"):
+    with pytest.raises(ValueError, match="cannot be read as columns"):
         read_table(tmp_path / "damaged.csv.gz")
 
 
@@ -75,10 +75,11 @@ def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp
     (tmp_path / "other.csv").write_text("a;label\n1;0\n")
     before = logging.getLogger("bu_torch").level, torch.get_num_threads()
     assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3"]) == 0
-    first, second, *lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"Left out: .*none\.csv` cannot be read .*No columns", first)
-    assert re.match(r"Left out: .*other\.csv` must have columns separated by commas, .* got 'a;label'\.", second)
-    assert [line.split()[0] for line in lines[:6]] == ["test", "few", "more", "mean", "minus", "epochs"]
+    *rows, first, second, mean, minus, epochs = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert re.match(r"Left out: .*none\.csv`: it cannot be read .*No columns", first)
+    assert re.match(r"Left out: .*other\.csv`: it must have columns separated by commas, .* got 'a;label'\.", second)
+    lines = [*rows, mean, minus, epochs]
+    assert [line.split()[0] for line in lines] == ["test", "few", "more", "mean", "minus", "epochs"]
     rows = [[float(cell) for cell in re.findall(r"0\.\d{3}", line)] for line in lines[1:4]]
     assert rows[2] == pytest.approx([(one + two) / 2 for one, two in zip(*rows[:2], strict=True)], abs=1e-3)
     assert (logging.getLogger("bu_torch").level, torch.get_num_threads()) == before
@@ -111,7 +112,7 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     said = {"costs": "`metric` must be one of 'accuracy'", "[[0, 1": "`metric` cannot be read as a matrix of costs"}
     for where, metric in ((str(tmp_path), "f1"), (gone, "f1"), *((gone, metric) for metric in said)):
         assert main(["compare", where, "--metric", metric]) == 1
-        assert said.get(metric, where) in capsys.readouterr().err
+        assert said.get(metric, where) in "".join(capsys.readouterr())
 
 
 def test_a_metric_needs_each_class_in_the_test_half():
