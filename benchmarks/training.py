@@ -25,7 +25,7 @@ from bu_torch.run.reader import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.reading import READ_BATCH, read_loader
-from bu_torch.samples.samples import choose_among
+from bu_torch.samples.samples import choose_among, samples_of
 from bu_torch.signals.measuring import contributions_to
 from bu_torch.signals.metrics import METRICS
 
@@ -155,12 +155,12 @@ class Watched:
         else:
             net = nets.net.eval()
             n_operations = count_operations(net, lambda: net(inputs[:1]))
-        made = plan_check(self.engine.settings, len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
+        made = plan_check(self.engine.settings, samples_of(inputs, labels), n_operations)
         if dataset is None:
-            chosen = choose_among(inputs, labels, lambda n: made.n_samples, seed=seed)
+            chosen = choose_among(inputs, labels, made.n_samples, seed=seed)
         else:
             loader = DataLoader(dataset(inputs, labels), READ_BATCH)
-            chosen = read_loader(loader, lambda n: made.n_samples, seed=seed, looks_for_augmentation=True)
+            chosen = read_loader(loader, made.n_samples, seed=seed, looks_for_augmentation=True)
         self.engine.prepare(lambda: TrainingData(chosen, made, module), inputs.device)
         self.signals: Signals = self.engine.fitted.signals
         self.perturbed = self.signals.perturbed_inputs

@@ -45,7 +45,6 @@ from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
-from bu_torch.run.record import check_plain
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import fill_in, load, optimizers_in_eval_mode
 from bu_torch.samples.batches import InputKey
@@ -330,7 +329,6 @@ def _why_not_averaged(trainer: Trainer) -> str:
 def _resume_raw_weights(pl_module: LightningModule, raw: Any) -> None:
     """Let training continue from its own weights, after a checkpoint of an average was loaded."""
     try:
-        check_plain(raw)
         load(pl_module, {**pl_module.state_dict(), **raw})
     except Exception as error:  # damaged ones may raise anything
         rank_zero_warn(

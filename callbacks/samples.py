@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
@@ -28,11 +29,11 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
-from bu_torch.run.prepare import TrainingData, class_weights_of, most_bytes, plan_check, plan_check_at
-from bu_torch.run.reader import count_operations
-from bu_torch.samples.batches import InputKey, Keys, TooManyBytesError
+from bu_torch.run.prepare import MAX_BYTES, Plan, TrainingData, class_weights_of, plan_check
+from bu_torch.run.settings import Settings
+from bu_torch.samples.batches import InputKey, Keys
 from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
-from bu_torch.samples.samples import Samples, UnreadableError, subsample, whole_samples
+from bu_torch.samples.samples import Samples, UnreadableError, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -69,23 +70,33 @@ def training_data(
     every_n_train_steps: int | None,
     engine: Engine,
 ) -> TrainingData:
-    """Samples for checks every so many steps, or epochs; as many as these may use are read."""
+    """Samples for checks every so many steps, or epochs; as many as these may use are read, and one before."""
     settings, reference = engine.settings, source.reference
+    if trainer.fast_dev_run:
+        most = max(_TRIAL_SAMPLES, settings.n_neighbors)
+        settings = replace(settings, max_samples=min(settings.max_samples or most, most))
     takes_all = settings.max_samples is None and _is_pair(reference)
-    most = max(_TRIAL_SAMPLES, settings.n_neighbors) if trainer.fast_dev_run else sys.maxsize
     n_between = _samples_between_checks(trainer, every_n_train_steps)
 
-    def how_many(n_training: int) -> int:  # to read: a bound by the size of the network, before a sample can be passed
-        n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
-        n_operations = count_operations(pl_module)
-        return min(plan_check(settings, n_training, n_visited, n_operations, max_samples=max_samples).n_samples, most)
+    def plan_of(samples: Samples) -> Plan:
+        n_visited = int(min(samples.n_training, n_between))
+        return plan_check(settings, samples, n_operations, n_visited, samples.n_training if takes_all else None)
 
     with misconfigured_samples(source, "" if _is_pair(reference) else f" {_WAY_OUT}"):
         if _is_pair(reference):
             samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
-            samples = subsample(samples, how_many(len(samples.inputs)), settings.seed)
         else:
-            samples = _read(trainer, pl_module, source, engine, how_many, min(settings.max_samples or most, most))
+            loader, read = _reading(trainer, pl_module, source, settings)
+            samples = read(loader, 1, stream_limit=1)
+        n_operations = TrainerReader(trainer, engine, samples.packing).operations_of(pl_module, samples)
+        if not _is_pair(reference):
+            is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
+            n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples
+            n_held = max(MAX_BYTES // samples.inputs.nbytes, settings.n_neighbors)
+            limit = settings.max_samples or min(_STREAM_SAMPLES, n_held)
+            samples = _read_unmixed(loader, partial(read, n_wanted=n_wanted, stream_limit=limit), engine)
+            is_cut = is_stream and samples.n_training >= limit
+            _log_what_is_read(loader.dataset, samples, engine, is_cut=is_cut)
         settings.refuse_too_few(len(samples.inputs), "it")
         n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
     if samples.packing is not None and source.input_key is None:
@@ -93,13 +104,8 @@ def training_data(
             f"bu-torch takes these inputs from a batch: {', '.join(samples.packing.names)}. Pass `input_key=[...]` to"
             " change this."
         )
-    class_weight = None
-    if settings.follows_loss:
-        class_weight = class_weights_of(pl_module, n_classes, engine.log)
-    reader, n_training = TrainerReader(trainer, engine, samples.packing), samples.n_training
-    n_visited, max_samples = int(min(n_training, n_between)), n_training if takes_all else None
-    plan = plan_check_at(settings, samples, reader.operations_of(pl_module, samples), n_visited, max_samples)
-    return TrainingData(samples, plan, _network_as_space(trainer, pl_module, engine), class_weight)
+    class_weight = class_weights_of(pl_module, n_classes, engine.log) if settings.follows_loss else None
+    return TrainingData(samples, plan_of(samples), _network_as_space(trainer, pl_module, engine), class_weight)
 
 
 def _samples_between_checks(trainer: Trainer, every_n_train_steps: int | None) -> float:
@@ -125,44 +131,33 @@ def _network_as_space(trainer: Trainer, pl_module: LightningModule, engine: Engi
     return pl_module if can_be_read and (is_new or is_asked_for) else None
 
 
-def _read(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    source: Source,
-    engine: Engine,
-    how_many: Callable[[int], int],
-    most: int,
-) -> Samples:
-    """Read the trainer's training samples, or those of `reference`; only the first `most`, or 10,000, of a stream."""
-    reference: Any = source.reference
-    settings = engine.settings
-    loader, n_batches, name = trainer.train_dataloader, float(trainer.num_training_batches), "Training data"
-    if reference is not None:
-        loader = reference if isinstance(reference, DataLoader) else DataLoader(reference, batch_size=READ_BATCH)
-        name = "`reference`"
+def _reading(
+    trainer: Trainer, pl_module: LightningModule, source: Source, settings: Settings
+) -> tuple[DataLoader[Any], Callable[..., Samples]]:
+    """The trainer's loader, or one of `reference`; and `read_loader` with what this trainer does to batches."""
+    loader: Any = source.reference
+    if loader is None:
+        loader = trainer.train_dataloader
+    elif not isinstance(loader, DataLoader):
+        loader = DataLoader(loader, batch_size=READ_BATCH)
     if not isinstance(loader, DataLoader):
         raise UnreadableError(
             f"samples are read from a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
         )
-    if reference is not None or trainer.fast_dev_run:  # whose few batches may be fewer samples than a cluster
-        n_batches = math.inf
-    limit = _STREAM_SAMPLES if most == sys.maxsize else most  # a stream may have no end
-    read_all = partial(
+    # The few batches of a `fast_dev_run` may be fewer samples than a cluster.
+    reads_all = source.reference is not None or trainer.fast_dev_run
+    return loader, partial(
         read_loader,
         seed=settings.seed,
         keys=Keys(source.input_key, source.label_key, pl_module),
-        n_batches=n_batches,
+        n_batches=math.inf if reads_all else float(trainer.num_training_batches),
         transform=_batch_hooks(trainer, pl_module),
-        looks_for_augmentation=reference is None or may_be_read_again(settings.perturbation),
+        looks_for_augmentation=source.reference is None or may_be_read_again(settings.perturbation),
     )
 
-    def read(loader: DataLoader[Any]) -> Samples:
-        try:
-            return read_all(loader, how_many, stream_limit=limit, max_bytes=most_bytes(settings))
-        except TooManyBytesError as error:
-            n_fitting = max(error.n_fitting, settings.n_neighbors)
-            return read_all(loader, lambda n: min(how_many(n), n_fitting), stream_limit=min(limit, n_fitting))
 
+def _read_unmixed(loader: DataLoader[Any], read: Callable[..., Samples], engine: Engine) -> Samples:
+    """Read samples, before a `collate_fn` that mixes labels."""
     samples = read(loader)
     if samples.labels.ndim == 2 and samples.labels.shape[1] > 1 and loader.collate_fn is not default_collate:
         unmixed_loader = copy.copy(loader)
@@ -170,20 +165,25 @@ def _read(
         with suppress(TypeError, ValueError):
             unmixed = read(unmixed_loader)
             if unmixed.labels.ndim == 1 and unmixed.inputs.shape[1:] == samples.inputs.shape[1:]:
-                samples = unmixed
                 engine.log_if_verbose(
-                    f"{name}: `collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it."
-                    " Pass `reference=(inputs, labels)` to change this."
+                    "`collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. Pass"
+                    " `reference=(inputs, labels)` to change this."
                 )
-    if isinstance(loader.dataset, IterableDataset) and samples.n_training >= limit:
-        more = " Pass `max_samples=...` for another number." if limit == _STREAM_SAMPLES else ""
-        engine.log_if_verbose(f"bu-torch reads the first {limit} samples of {type(loader.dataset).__name__}.{more}")
+                return unmixed
+    return samples
+
+
+def _log_what_is_read(dataset: Any, samples: Samples, engine: Engine, *, is_cut: bool) -> None:
+    settings = engine.settings
+    if is_cut:
+        more = "" if settings.max_samples else " Pass `max_samples=...` for another number."
+        first = f"the first {samples.n_training} samples of {type(dataset).__name__}"
+        engine.log_if_verbose(f"bu-torch reads {first}.{more}")
     if samples.is_random and not may_be_read_again(settings.perturbation):
         engine.log_if_verbose(
-            f"{name}: samples have random augmentation. bu-torch reads each once and perturbs it. Pass"
-            " `perturbation='reading'` to use further readings, or `reference=` for other samples."
+            "Samples have random augmentation. bu-torch reads each once and perturbs it. Pass `perturbation='reading'`"
+            " to use further readings, or `reference=` for other samples."
         )
-    return samples
 
 
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:

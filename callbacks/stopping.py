@@ -17,7 +17,6 @@ from bu_torch.callbacks.trainer import (
     LightningModule,
     ModelCheckpoint,
     StochasticWeightAveraging,
-    Timer,
     Trainer,
     misconfigured,
     restore,
@@ -228,7 +227,11 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self.summary:
             return
         if exception is not None or self.stopped_epoch is None:
-            self.stopping_reason = _why_ended(trainer, exception)
+            self.stopping_reason = "Training ran to its end."
+            if trainer.should_stop:
+                self.stopping_reason = "Other code stopped training (`trainer.should_stop`)."
+            if exception is not None:
+                self.stopping_reason = describe_exception(exception)
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         engine.end(self.stopping_reason, self.stopped_epoch, best_model_path=self.best_model_path)
         if exception is None:  # after one, the other processes may not come here
@@ -254,24 +257,3 @@ def _is_default(callback: Any) -> bool:
     default = ModelCheckpoint()
     is_plain = type(callback) is ModelCheckpoint
     return is_plain and all(getattr(callback, name) == getattr(default, name) for name in names)
-
-
-def _why_ended(trainer: Trainer, exception: BaseException | None) -> str:
-    """Say why training ended, if no callback of this package stopped it."""
-    if exception is not None:
-        return describe_exception(exception)
-    timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
-    if any(left is not None and left <= 0 for left in (timer.time_remaining() for timer in timers)):
-        return "Training ran until `max_time`."
-    now = trainer.current_epoch - 1  # or later; a callback that stopped an earlier fit keeps its message
-    for callback in trainer.callbacks if trainer.should_stop else ():
-        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message and callback.stopped_epoch >= now:
-            message = str(callback.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
-            return f"`{type(callback).__name__}` stopped training in epoch {callback.stopped_epoch}: {message}"
-    if 0 in (trainer.limit_train_batches, trainer.num_training_batches):
-        return "There was no training batch."
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
-        return f"Training ran until `max_epochs={trainer.max_epochs}`."
-    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-        return f"Training ran until `max_steps={trainer.max_steps}`."
-    return "Other code stopped training (`trainer.should_stop`)."

@@ -5,7 +5,6 @@ else `lightning.pytorch`.
 """
 
 import copy
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ else:
     Checkpoint, ModelCheckpoint = pl.callbacks.Checkpoint, pl.callbacks.ModelCheckpoint
 
 library: Any = pl  # for names that mypy does not find there
-EarlyStopping, Timer = library.callbacks.EarlyStopping, library.callbacks.Timer
+EarlyStopping = library.callbacks.EarlyStopping
 StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
 WeightAveraging = library.callbacks.WeightAveraging
 MisconfigurationException: Any = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
@@ -58,11 +57,8 @@ _BATCH_HOOKS = (
 _BATCH_ELEMENTS = 2**16  # input values of one batch of a check, so that small inputs go through in few batches
 CHANGE_INPUTS = (
     "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
-    " samples as the network takes them: `reference=(inputs, labels)`."
-)
-SEVERAL_TENSORS = (
-    "Name the tensors of a batch that `forward` takes, and no others, in its order: `input_key=[...]`, their keys or"
-    " places. If batches lack one, pass `reference=(inputs, labels)`, with inputs in a dict or a tuple of tensors."
+    " samples as the network takes them: `reference=(inputs, labels)`, several tensors in a dict or a tuple. Of a batch"
+    " of several, `input_key=[...]` names those that `forward` takes."
 )
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
@@ -118,6 +114,7 @@ class TrainerReader(NetworkReader):
     """Reads a network in the precision of its trainer, and through the wrapper that gathers sharded weights."""
 
     name, error = "`forward`", MisconfigurationException
+    remedy = f"{CHANGE_INPUTS} {NetworkReader.remedy}"
 
     def __init__(self, trainer: Trainer, engine: Engine, packing: Packing | None) -> None:
         super().__init__(engine.settings, packing)
@@ -146,13 +143,6 @@ class TrainerReader(NetworkReader):
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
-
-    def remedy(self, error: Exception, engine: Engine) -> str:
-        if "`output_key=` names" in str(error):
-            return ""
-        if isinstance(error, AttributeError) or re.search(r"(positional|keyword) arg", str(error)):
-            return f" {SEVERAL_TENSORS}"
-        return super().remedy(error, engine) or f" {CHANGE_INPUTS if self.packing is None else SEVERAL_TENSORS}"
 
     def operations_of(self, model: Any, samples: Samples) -> int:
         can_run = can_be_passed(self.trainer, model)

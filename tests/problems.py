@@ -168,9 +168,9 @@ def wide(value):
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def averages_of(states, past):
+def averages_of(states, past, n_before=0):
     """Of each check there is what it brings, times what all later ones leave of it; whole numbers are the last."""
-    left = [min(past, n / (n + 10)) for n in range(len(states))]
+    left = [0.0, *(min(past, n / (n + 10)) for n in range(n_before + 1, n_before + len(states)))]
     shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(len(states))]
     assert math.isclose(sum(shares), 1)
     return {

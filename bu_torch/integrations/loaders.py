@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.output import log_line
 from bu_torch.run.engine import BELOW_BASELINE
-from bu_torch.run.prepare import class_weights_of, plan_check_at
+from bu_torch.run.prepare import class_weights_of, plan_check
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
@@ -33,14 +33,13 @@ def make_stopper(
     settings = Settings(**options)
     read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=True)
     try:
-        first = read(lambda n_training: 1)
+        first = read(1)
         are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
         if are_tokens and not first.is_random and settings.perturbation is None:
             options["perturbation"] = "tokens"
             settings = Settings(**options)
         n_operations = NetworkReader(settings, first.packing).operations_of(network, first)
-        n_samples = plan_check_at(settings, first, n_operations).n_samples
-        samples = read(lambda n_training: n_samples)
+        samples = read(plan_check(settings, first, n_operations).n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error
     if settings.follows_loss:

@@ -99,11 +99,8 @@ class History:
         if not math.isfinite(score := compared[-1][self.score_name]):
             return f"{start} gave a score that is not finite ({score})."
         wait, min_delta = decision.wait, self.settings.min_delta
-        now, unit = (epoch, "epoch") if step is None else (step, "step")
-        then = compared[-1 - wait].get(unit) if wait < len(compared) else None
-        since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
         by = f" by more than {min_delta:g}" if min_delta else ""
-        return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
+        return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}."
 
     def describe_end(self, kept: Entry, summary: Mapping[str, Any], place: str, *, is_averaged: bool) -> list[str]:
         """Say what was kept and its `place`; and why training ended, and whether longer training may help."""
@@ -119,10 +116,9 @@ class History:
         n_since = next(n for n, entry in enumerate(reversed(self.entries)) if entry is kept)
         is_open = summary["stopped_epoch"] is None and not ended.startswith("Training failed")
         if is_open and n_since <= _LATE * len(self.entries):
-            later = "1 later check" if n_since == 1 else f"{n_since} later checks"
-            which = f"Only {later} followed" if n_since else "The kept check is the last"
+            which = "among the last" if n_since else "the last"
             lag = ", and so may `averaging=None`, because an average lags" if is_averaged else ""
-            ended = f"{ended.rstrip('.')}. {which}: longer training may be better{lag}."
+            ended = f"{ended.rstrip('.')}. The kept check is {which}: longer training may be better{lag}."
         return [line, ended]
 
     def why_none_kept(self) -> str:

@@ -45,54 +45,33 @@ class Plan(NamedTuple):
 
 def plan_check(
     settings: Settings,
-    n_training: int,
-    n_visited: int,
+    samples: Samples,
     n_operations: int,
-    n_bytes: int = 0,
+    n_visited: int | None = None,
     max_samples: int | None = None,
-    *,
-    holds_draws: bool = False,
 ) -> Plan:
     """Bound the forward passes of one check by a share of the samples that an epoch visits.
 
     Another sample says more than another draw of the same one, so only small data, where single predictions make the
-    signals jump, gets several draws. An epoch visits `n_visited` of `n_training` samples; each takes `n_operations` in
-    a forward pass and `n_bytes` in memory, 0 if unknown; so does each draw if it is held. `max_samples` replaces the
-    setting.
+    signals jump, gets several draws. Some `samples` were read, of `n_training`, of which an epoch visits `n_visited`,
+    all if None; each takes `n_operations` in a forward pass, 0 if unknown. `max_samples` replaces the setting.
     """
+    n_training, n_bytes, least = samples.n_training, max(1, samples.inputs[:1].nbytes), settings.n_neighbors
+    holds_draws = samples.is_random and may_be_read_again(settings.perturbation)
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     # Passes of each sample beside those of its draws.
     n_unmoved = int(any(SIGNALS[name].formula is None for name in settings.also))
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
-    most, least = most_bytes(settings), settings.n_neighbors
-    n_held = sys.maxsize if most is None or not n_bytes else most // n_bytes
+    n_held = sys.maxsize if settings.max_samples else MAX_BYTES // n_bytes
     n_samples = min(n_samples, max(n_held, least))
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
+    n_visited = n_training if n_visited is None else n_visited
     passes = math.floor(max(AUTO_SHARE * n_visited, min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))))
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples - n_unmoved))
     if max_samples is None:
         n_samples = min(n_samples, max(passes // (n_draws + n_unmoved), least))
     return Plan(min(n_samples, max(n_held // (1 + n_draws * holds_draws), least)), n_draws)
-
-
-def plan_check_at(
-    settings: Settings,
-    samples: Samples,
-    n_operations: int,
-    n_visited: int | None = None,
-    max_samples: int | None = None,
-) -> Plan:
-    """As `plan_check` for samples that were read, of which an epoch visits all if `n_visited` is None."""
-    n_training, n_bytes = samples.n_training, samples.inputs[:1].nbytes
-    n_visited = n_training if n_visited is None else n_visited
-    holds_draws = samples.is_random and may_be_read_again(settings.perturbation)
-    return plan_check(settings, n_training, n_visited, n_operations, n_bytes, max_samples, holds_draws=holds_draws)
-
-
-def most_bytes(settings: Settings) -> int | None:
-    """Bound on the bytes of the samples that are held; None if `max_samples` says how many they are."""
-    return MAX_BYTES if settings.max_samples is None else None
 
 
 def describe_ignored(n_ignored: int) -> str:

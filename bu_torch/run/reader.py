@@ -30,6 +30,7 @@ class NetworkReader:
 
     name = "`model`"  # what an error names
     error: type[Exception] = ValueError  # what a trial raises
+    remedy = "Token ids need `perturbation='tokens'`."  # what may help then
 
     def __init__(self, settings: Settings, packing: Packing | None) -> None:
         self.settings, self.packing = settings, packing
@@ -66,18 +67,10 @@ class NetworkReader:
                 said = f"{type(error).__name__}: {error}".removesuffix(".")
                 raise self.error(
                     f"A check of bu-torch passes {what} to `{type(model).__name__}` as batches hold them, without"
-                    f" labels and without gradient, and needs logits: {said}.{self.remedy(error, engine)}"
+                    f" labels and without gradient, and needs logits: {said}. {self.remedy}"
                 ) from error
 
         engine.processes.on_logits(logits, engine.check_columns)
-
-    def remedy(self, error: Exception, engine: Engine) -> str:
-        """Say what may help against an error of the network, after a space; "" if nothing is known to help."""
-        if "does not require grad" in str(error):
-            return " Wrap what needs a gradient in `with torch.enable_grad():`."
-        if engine.shared is not None and engine.shared.moves_integers:
-            return " The samples are integers: if they are token ids, pass `perturbation='tokens'`."
-        return ""
 
     def operations_of(self, model: object, samples: Samples) -> int:
         """Operations of a pass of one sample; 0 for a model that is no module."""

@@ -14,7 +14,7 @@ from bu_torch.internal.replica import has_lazy_layers, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
-from bu_torch.run.prepare import TrainingData, plan_check_at
+from bu_torch.run.prepare import TrainingData, plan_check
 from bu_torch.run.processes import TorchProcesses
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings, SettingsDict
@@ -247,7 +247,7 @@ class BoundaryUncertaintyStopper(Results):
 
         def read() -> TrainingData:
             n_operations = self._reader.operations_of(model, samples)
-            return TrainingData(samples, plan_check_at(settings, samples, n_operations), module)
+            return TrainingData(samples, plan_check(settings, samples, n_operations), module)
 
         with showing_progress(self.has_progress_bar):
             is_comparable = engine.prepare(read, device_of(model, samples.inputs))

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,6 @@ _MODE = "train_mode"  # key in the parameter groups of a Schedule-Free optimiser
 _STATISTICS = ("running_mean", "running_var")  # buffers of normalising layers
 
 
-class Averaged(NamedTuple):
-    """The average of one parameter or buffer."""
-
-    value: Tensor
-    n_checks: int  # that have entered
-
-
 class WeightAverage:
     """Average of the weights that a module had at its checks; the last check counts most.
 
@@ -41,8 +34,9 @@ class WeightAverage:
     trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
 
     The average covers trainable parameters and the running statistics of normalising layers (`running_mean`,
-    `running_var`); other buffers, such as counts, stay as the module has them. A weight enters at the first check at
-    which it is trained and finite, and anew if its shape changes, in its own dtype and shards (`DTensor`).
+    `running_var`); other buffers, such as counts, stay as the module has them. A weight enters, as it is then, at the
+    first check at which it is trained and finite, and anew if its shape changes, in its own dtype and shards
+    (`DTensor`).
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
@@ -50,8 +44,9 @@ class WeightAverage:
 
     def __init__(self, past: float) -> None:
         self.past = past
+        self.n_checks = 0  # that have entered
         self.is_current = False
-        self._averages: dict[str, Averaged] = {}
+        self._averages: dict[str, Tensor] = {}
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> None:
         """Add the weights of a check, unless they were added before a resume (`is_again`); waits for the device once.
@@ -68,44 +63,37 @@ class WeightAverage:
         self.is_current = not any(name in self._averages and name not in finite for name in weights)
         if not self.is_current:
             return
-        averages: dict[str, Averaged] = {}
-        shares: list[float] = []  # of the weights that enter
+        averages: dict[str, Tensor] = {}
+        enters = not (is_again and self.n_checks)
         with torch.inference_mode(False), torch.no_grad():
             for name in finite:
                 weight, before = weights[name], self._averages.get(name)
-                if before is None or before.value.shape != weight.shape:
-                    before = Averaged(weight.clone(), 0)
-                enters, n_checks = not (is_again and before.n_checks), before.n_checks
-                value = sharded_like(before.value, weight).to(weight.device, weight.dtype)
-                averages[name] = Averaged(value, n_checks + enters)
-                shares.append(1 - min(self.past, n_checks / (n_checks + _WARM_UP)) if enters else 0.0)
-            values = [local(average.value) for average in averages.values()]
-            if values:
-                torch._foreach_lerp_(values, [local(weights[name]) for name in averages], shares)
-        self._averages = averages
+                if before is None or before.shape != weight.shape:
+                    before = weight.clone()
+                averages[name] = sharded_like(before, weight).to(weight.device, weight.dtype)
+            if averages and enters:
+                share = 1 - min(self.past, self.n_checks / (self.n_checks + _WARM_UP))
+                torch._foreach_lerp_(list(map(local, averages.values())), [local(weights[n]) for n in averages], share)
+        self._averages, self.n_checks = averages, self.n_checks + enters
 
     def values(self) -> dict[str, Tensor]:
         """Averages by name that replace the module's weights; empty if the last check was not added."""
-        return {name: average.value for name, average in self._averages.items()} if self.is_current else {}
+        return dict(self._averages) if self.is_current else {}
 
     def release(self) -> None:
         """Free the average, because training has ended."""
         self._averages, self.is_current = {}, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Averages by name, whole and on the CPU, and how many checks are in each."""
-        return {
-            "past": self.past,
-            "n_checks": {name: average.n_checks for name, average in self._averages.items()},
-            "weights": {name: gathered(average.value).cpu().clone() for name, average in self._averages.items()},
-        }
+        """Averages by name, whole and on the CPU, and how many checks are in them."""
+        weights = {name: gathered(value).cpu().clone() for name, value in self._averages.items()}
+        return {"past": self.past, "n_checks": self.n_checks, "weights": weights}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
-        weights = state_dict["weights"] if state_dict["past"] == self.past else {}
-        n_checks = {name: int(n) for name, n in state_dict["n_checks"].items() if name in weights}
-        self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items()}
-        self.is_current = False
+        if state_dict["past"] == self.past:
+            self.n_checks = int(state_dict["n_checks"])
+            self._averages = {name: value.clone() for name, value in state_dict["weights"].items()}
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:

@@ -135,22 +135,14 @@ def holds_arrays(dataset: Any) -> bool:
     return is_pair or (len(dataset) > 0 and all(isinstance(part, Tensor | np.ndarray) for part in dataset))
 
 
-class TooManyBytesError(Exception):
-    """The samples to read take more bytes than allowed; `n_fitting` of them fit."""
-
-    def __init__(self, n_fitting: int) -> None:
-        self.n_fitting = n_fitting
-
-
 def concatenate(
     batches: Iterable[Any],
     keys: Keys,
     transform: Callable[[Any], Any] | None,
     limit: int | None = None,
     n_expected: int = 0,
-    max_bytes: float | None = None,
 ) -> tuple[Any, Tensor]:
-    """Inputs and labels of all batches, up to `limit` samples; raises if `n_expected` take more than `max_bytes`."""
+    """Inputs and labels of all batches, up to `limit` samples; a bar shows how many of `n_expected` are read."""
     n_left, n_dropped = sys.maxsize if limit is None else limit, 0
     read: list[tuple[Any, Tensor]] = []
     with progress("bu-torch reads", total=n_expected or None, unit=" samples") as bar:
@@ -163,9 +155,6 @@ def concatenate(
                 continue
             if transform is not None:  # it has moved them to the network's device
                 both = pytree.tree_map(Tensor.cpu, both)
-            n_bytes = sum(tensor[:1].nbytes for tensor in pytree.tree_leaves(both[0]))
-            if not read and max_bytes is not None and n_bytes * n_expected > max_bytes:
-                raise TooManyBytesError(max(1, int(max_bytes // n_bytes)))
             # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
             read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
             n_left -= len(read[-1][1])

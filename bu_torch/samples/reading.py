@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -89,13 +88,13 @@ def read_samples(
     if max_samples is not None:
         check_integer("max_samples", max_samples, 1)
 
-    how_many = partial(min, max_samples or sys.maxsize)
+    n_wanted = max_samples or sys.maxsize
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
             dataset = _training_loader(dataset)
     try:
         if holds_arrays(dataset):
-            return choose_among(*split_batch(dataset, keys), how_many, seed)
+            return choose_among(*split_batch(dataset, keys), n_wanted, seed)
         is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not is_sequence and not isinstance(dataset, DataLoader | IterableDataset):
             raise TypeError(
@@ -103,7 +102,7 @@ def read_samples(
                 f" or arrays, got {type(dataset).__name__}."
             )
         loader = dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=READ_BATCH)
-        return read_loader(loader, how_many, seed=seed, keys=keys, stream_limit=max_samples)
+        return read_loader(loader, n_wanted, seed=seed, keys=keys, stream_limit=max_samples)
     except UnreadableError as error:
         raise ValueError(f"`dataset`: {error} Pass a pair (inputs, labels) of tensors or arrays.") from error
 
@@ -118,38 +117,36 @@ def _training_loader(datamodule: Any) -> Any:
 
 def read_loader(
     loader: DataLoader[Any],
-    how_many: Callable[[int], int],
+    n_wanted: int = sys.maxsize,
     *,
     seed: int = 0,
     keys: Keys = NO_KEYS,
     n_batches: float = math.inf,
     stream_limit: int | None = None,
-    max_bytes: int | None = None,
     transform: Callable[[Any], Any] | None = None,
     looks_for_augmentation: bool = False,
 ) -> Samples:
-    """Read the samples that a loader visits, each once, by ascending index, as many as `how_many` says.
+    """Read the samples that a loader visits, each once, by ascending index: `n_wanted` of them, or all.
 
-    Of a stream, or of items that are batches, a subset is chosen among those read, at most `stream_limit` of a stream.
-    The first batch shows if all take more than `max_bytes` (`TooManyBytesError`). `transform` does what a trainer does
-    to each batch, and moves it to the CPU. `looks_for_augmentation` reads a few samples twice. Raises `UnreadableError`
-    where `read_samples` raises ValueError.
+    Of a stream, a subset is chosen among the first `stream_limit`; of items that are batches, among all. `transform`
+    does what a trainer does to each batch, and moves it to the CPU. `looks_for_augmentation` reads a few samples twice.
+    Raises `UnreadableError` where `read_samples` raises ValueError.
     """
     reader = Reader(loader, seed, keys, transform)
     with seeded(seed):
         if isinstance(loader.dataset, IterableDataset):
-            read = reader.read_batches({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0, max_bytes)
-            return choose_among(*read, how_many, seed)
+            read = reader.read_batches({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0)
+            return choose_among(*read, n_wanted, seed)
         indices, are_lists, weights = _visited(loader, n_batches, seed)
         if loader.batch_sampler is None and not are_lists:
-            return choose_among(*reader.read_batches({"sampler": indices, "batch_size": None}), how_many, seed)
+            return choose_among(*reader.read_batches({"sampler": indices, "batch_size": None}), n_wanted, seed)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(loader.dataset, keys.labels) if are_places else None
-        if (n_wanted := how_many(n_training)) < n_training:
+        if n_wanted < n_training:
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        samples = samples_of(*reader.read(indices, max_bytes=max_bytes))
+        samples = samples_of(*reader.read(indices))
         samples = samples._replace(n_training=n_training, classes=_class_names(loader.dataset))
         n_read, n_asked = len(samples.labels), len(indices)
         if n_read < n_asked:
@@ -249,7 +246,7 @@ class Reader(NamedTuple):
             self.loader, sampling, self.seed, lambda batches: concatenate(batches, self.keys, self.transform, *limits)
         )
 
-    def read(self, indices: list[Any], n_times: int = 1, max_bytes: float | None = None) -> tuple[Any, Tensor]:
+    def read(self, indices: list[Any], n_times: int = 1) -> tuple[Any, Tensor]:
         """Inputs and labels of all samples, `n_times` one after another.
 
         Random numbers start from `seed`, so that calls repeat. In one call they move on from one reading to the next,
@@ -260,7 +257,7 @@ class Reader(NamedTuple):
         if is_in_memory and self.transform is None:
             size = READ_BATCH
         lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
-        limits = None, n_times * len(indices), max_bytes
+        limits = None, n_times * len(indices)
         with seeded(self.seed):
             if is_in_memory:  # indexing runs no code of the user's
                 batches = (list(loader.dataset[places]) for places in lists)

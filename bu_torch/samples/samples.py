@@ -78,11 +78,10 @@ def subsample(samples: Samples, n_wanted: int, seed: int) -> Samples:
     return samples.at(stratified_rows(n_samples, n_wanted, seed, _as_strata(samples.labels, n_samples)))
 
 
-def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
-    """Choose `how_many(n)` of the n given samples whose label is not -100."""
+def choose_among(inputs: Any, labels: Tensor, n_wanted: int, seed: int) -> Samples:
+    """Choose `n_wanted` of the given samples whose label is not -100, or all."""
     samples = without_ignored(samples_of(inputs, labels))
-    n_left = len(samples.inputs)
-    return subsample(samples._replace(n_training=n_left), how_many(n_left), seed)
+    return subsample(samples._replace(n_training=len(samples.inputs)), n_wanted, seed)
 
 
 def without_ignored(samples: Samples) -> Samples:

@@ -32,7 +32,7 @@ def test_whichever_stops_first_ends_each_training(tmp_path, ours_first, patience
         assert made.current_epoch == (3 if stops else 5)
         assert (own.best_epoch, own.stopped_epoch) == (0, 2 if stops else None)
         assert module.theirs.stopped_epoch == (0 if stops else 4)
-        assert ("`EarlyStopping`" in own.stopping_reason) != stops
+        assert ("should_stop" in own.stopping_reason) != stops
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_functions_of_ones_own_get_and_give_the_tensors_as_the_network_gets_them
 @pytest.mark.parametrize(
     ("module", "data", "settings", "message"),
     [
-        (Text, IN_ORDER, {"input_key": 0, "label_key": 2}, "Name the tensors of a batch"),
+        (Text, IN_ORDER, {"input_key": 0, "label_key": 2}, r"`input_key=\[...\]`"),
         (Table, made(lambda i: {"a": NUMBERS[i], "b": CATEGORIES[i], "y": Y[i]}), {}, "name inputs and labels"),
         (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "\\[1\\] hold integers"),
         (Table, made(lambda i: {"a": IDS[i], "idx": i, "labels": Y[i]}), {"perturbation": "tokens"}, "idx.*input_key"),

@@ -67,7 +67,7 @@ def test_frozen_weights_enter_when_they_are_unfrozen():
     follow(module, stopper, range(2))
     assert torch.equal(kept(module, stopper)["parts.0.weight"], module.parts[0].weight)
     module.parts[0].requires_grad_(True)
-    expected = averages_of(follow(module, stopper, range(2, 5)), 0.5)
+    expected = averages_of(follow(module, stopper, range(2, 5)), 0.5, n_before=2)
     found = kept(module, stopper)
     assert close(*({n: one[n] for n in ("parts.0.weight", "parts.0.bias")} for one in (found, expected)))
 
@@ -104,7 +104,7 @@ def test_weights_are_matched_by_name_and_begin_anew_with_another_shape():
     module.parts[2] = nn.Linear(5, 4)
     module.register_parameter("first", nn.Parameter(torch.ones(2)))  # comes before all others
     states = follow(module, stopper, range(2))
-    found, expected = kept(module, stopper), averages_of(states, 0.5)
+    found, expected = kept(module, stopper), averages_of(states, 0.5, n_before=1)
     assert close(*({name: value[name] for name in ("parts.2.weight", "first")} for value in (found, expected)))
     assert not torch.allclose(found["parts.0.weight"].double(), expected["parts.0.weight"])  # the check before counts
 

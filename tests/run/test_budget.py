@@ -15,7 +15,7 @@ from bu_torch.report import read_record
 from bu_torch.run.prepare import plan_check
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
-from bu_torch.samples.samples import whole_samples
+from bu_torch.samples.samples import samples_of, whole_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:::bu_torch")
 
@@ -49,7 +49,8 @@ def heavy(module, n_weights=2 * 10**6):
 )
 def test_the_price_of_a_pass_and_the_data_set_the_plan(n_training, n_operations, settings, expected):
     settings = Settings(n_neighbors=20, **settings)
-    assert plan_check(settings, n_training, n_training, n_operations) == expected
+    samples = samples_of(torch.zeros(1, 2), torch.zeros(1))._replace(n_training=n_training)
+    assert plan_check(settings, samples, n_operations) == expected
 
 
 @pytest.mark.parametrize(

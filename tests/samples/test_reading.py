@@ -110,7 +110,7 @@ def test_the_first_samples_of_a_stream_are_read(source):
     ("loader", "n_read"), [(DataLoader(Endless(), batch_size=32), 90), (DataLoader(BATCHES, batch_size=None), 120)]
 )
 def test_a_subset_is_chosen_among_those_read(loader, n_read):
-    samples = read_loader(loader, lambda n: 20, stream_limit=90)
+    samples = read_loader(loader, 20, stream_limit=90)
     assert samples.n_training == n_read
     assert torch.equal(samples.rows, stratified_rows(n_read, 20, 0, Y[:n_read]))
     assert equal(samples, samples.rows)
@@ -165,7 +165,7 @@ def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
     ],
 )
 def test_a_limit_on_batches_leaves_out_what_no_epoch_visits(loader, rows):
-    assert equal(read_loader(loader, lambda n: n, n_batches=2), rows)
+    assert equal(read_loader(loader, n_batches=2), rows)
 
 
 def test_indices_need_not_be_numbers():
@@ -214,7 +214,7 @@ class TestIgnoredLabels:
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.bool])
     def test_labels_without_a_sign_have_none(self, dtype):
         labels = (torch.arange(120) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
-        few = choose_among(X, labels, lambda n: 50, 0)
+        few = choose_among(X, labels, 50, 0)
         assert few.n_ignored == 0
         assert torch.equal(few.labels.long(), labels.long()[few.rows])
 

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import sys
 import threading
 from functools import partial
 
@@ -21,9 +22,9 @@ from bu_torch.samples.reading import read_again, read_loader, with_readings
 from bu_torch.samples.samples import subsample
 
 
-def read(dataset, how_many=lambda n: n, num_workers=0, collate_fn=None, worker_init_fn=None, **options):
+def read(dataset, n_wanted=sys.maxsize, num_workers=0, collate_fn=None, worker_init_fn=None, **options):
     made_by = {"num_workers": num_workers, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    return read_loader(DataLoader(dataset, 7, **made_by), how_many, **options)
+    return read_loader(DataLoader(dataset, 7, **made_by), n_wanted, **options)
 
 
 class Draws:
@@ -118,7 +119,7 @@ def test_training_gets_the_same_batches_to_the_bit(kind, num_workers, request):
         loader = DataLoader(dataset, 7, collate_fn=Collate(), num_workers=num_workers, **order)
         first = list(loader)
         if is_read:
-            assert len(read_loader(loader, lambda n: n, looks_for_augmentation=True).inputs) > 50
+            assert len(read_loader(loader, looks_for_augmentation=True).inputs) > 50
         return [part for batch in [*first, *loader] for part in batch]
 
     assert all(map(torch.equal, epochs(False), epochs(True)))
@@ -210,7 +211,7 @@ def test_tensors_in_memory_are_indexed_here_and_copied(monkeypatch):
 
 def test_a_default_device_does_not_hinder_reading(accelerator):
     with torch.device(accelerator):
-        samples = read(Made(PAIRS.__getitem__), lambda n: 20)
+        samples = read(Made(PAIRS.__getitem__), 20)
     assert torch.equal(samples.inputs, X[samples.rows])
 
 
@@ -234,7 +235,7 @@ def test_readings_differ_repeat_and_begin_alike():
 
 def test_readings_are_those_of_the_samples_also_of_some_of_them():
     shifted = Counted(lambda i, times: (X[i] + times, Y[i]))
-    samples = read_random(shifted, lambda n: 90)
+    samples = read_random(shifted, 90)
     few = subsample(samples, 50, seed=0)
     again = read_again(few, 2)
     for offset, reading in enumerate((again.inputs, *again.readings)):
