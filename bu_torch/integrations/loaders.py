@@ -53,7 +53,7 @@ def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None) -> 
     """Say what was kept, and load it into `network`, if any and it is of use; a warning says if it does not fit."""
     stopper.judge()
     if network is not None and stopper.engine.processes.broadcast(stopper.engine.is_below_baseline):
-        stopper.conclude(BELOW_BASELINE)
+        stopper.close(BELOW_BASELINE)
     elif network is not None and stopper.best_epoch is not None:
         try:
             stopper.restore(network)

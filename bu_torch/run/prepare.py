@@ -192,11 +192,6 @@ def _settings_for(settings: Settings, samples: Samples) -> Settings:
             f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
             " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
         )
-    elif perturbation == "tokens" and packing.form != "rows":
-        raise ValueError(
-            f"`perturbation='tokens'` exchanges tokens in rows of integers (n, L), got {packing}. Let `input_key=[...]`"
-            " name the rows alone: token ids and their mask."
-        )
     elif perturbation is None and packing.form == "rows":
         perturbation = "tokens"
     elif perturbation is None and packing.form == "mixed":
@@ -332,19 +327,19 @@ def class_weights_of(module: nn.Module, n_classes: int, log: Callable[[str], Non
     if not any(weights):
         return None
     first = weights[0]
-    if any(weight != first for weight in weights):
-        why = "the losses of the module weigh the classes differently"
-    elif len(first) < n_classes or not all(0 < weight < math.inf for weight in first):
-        why = "the loss of the module does not have one positive weight for each class"
-    else:
-        shown = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
+    are_clear = all(weight == first for weight in weights) and len(first) >= n_classes
+    if not (are_clear and all(0 < weight < math.inf for weight in first)):
         log(
-            f"bu-torch weighs the classes by {shown}, as the loss of the module does. Pass"
-            f" `class_weight=[1.0] * {len(first)}` to count all samples alike."
+            "bu-torch counts all classes alike, because the losses of the module do not have one positive weight for"
+            " each class, the same in all. Pass `class_weight=...` to weigh them in the score, too."
         )
-        return first
-    log(f"bu-torch counts all classes alike: {why}. Pass `class_weight=...` to weigh them in the score, too.")
-    return None
+        return None
+    shown = ", ".join(f"{weight:.4g}" for weight in first[:10]) + ", ..." * (len(first) > 10)
+    log(
+        f"bu-torch weighs the classes by {shown}, as the loss of the module does. Pass"
+        f" `class_weight=[1.0] * {len(first)}` to count all samples alike."
+    )
+    return first
 
 
 def _weights_in(loss: Any, n_classes: int) -> list[float]:

@@ -102,7 +102,7 @@ class BoundaryUncertaintyStopper(Results):
             self.engine.processes = TorchProcesses(process_group)
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
-        self._is_concluded = False
+        self._is_closed = False
 
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
@@ -134,7 +134,7 @@ class BoundaryUncertaintyStopper(Results):
                 "This stopper has ended a training, and continues it: its best epoch and its patience still count. For"
                 " another training, make another stopper."
             )
-        self._is_concluded = False
+        self._is_closed = False
         if engine.shared is None:
             self._prepare(model, is_trained=True)  # mostly by now
         engine.check(model, self._reader.logits_at, epoch, step)
@@ -174,11 +174,17 @@ class BoundaryUncertaintyStopper(Results):
                 ) from error
             place = "in the model"
         finally:
-            self.conclude(place)
+            self.close(place)
 
-    def close(self) -> None:
-        """Say what was kept and why training ended, unless that was said; `restore` and leaving a `with` do so too."""
-        self.conclude("not in the model")
+    def close(self, place: str = "not in the model") -> None:
+        """Say what was kept and why training ended, once; `restore` and leaving a `with` do so too.
+
+        `place` is where the kept weights are, in words.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self.judge()
+            self.engine.log_summary(place)
 
     def __enter__(self) -> Self:
         return self
@@ -187,13 +193,6 @@ class BoundaryUncertaintyStopper(Results):
         if exception is not None and not self.summary:
             self.stopping_reason = describe_exception(exception)
         self.close()
-
-    def conclude(self, place: str) -> None:
-        """Record and report the end, once; `place` is where the kept weights are."""
-        if not self._is_concluded:
-            self._is_concluded = True
-            self.judge()
-            self.engine.log_summary(place)
 
     def release(self) -> None:
         """Free the samples and what was prepared, because no check will follow; results and kept weights stay."""
@@ -232,7 +231,7 @@ class BoundaryUncertaintyStopper(Results):
         Patience and the best epoch start anew with other settings or samples, or if the state is damaged.
         """
         self.engine.load_state_dict(state_dict)
-        self._is_concluded = False
+        self._is_closed = False
 
     def _prepare(self, model: object, *, is_trained: bool) -> None:
         engine, samples, settings, started = self.engine, self._samples, self.settings, time.perf_counter()

@@ -82,7 +82,7 @@ class WeightAverage:
 
     def release(self) -> None:
         """Free the average, because training has ended."""
-        self._averages, self.is_current = {}, False
+        self._averages, self.n_checks, self.is_current = {}, 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """Averages by name, whole and on the CPU, and how many checks are in them."""
