@@ -1,5 +1,6 @@
 """Widths of the Parzen windows with which samples near the boundary are counted."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -39,9 +40,8 @@ def silverman_bandwidth(values: Tensor) -> Tensor:
         >>> silverman_bandwidth(torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]]))
         tensor([0.9736])
     """
-    values = _as_rows(values)
-    scale = row_scale(values)
-    return bandwidth_of_scaled(values / scale) * scale.squeeze(1)
+    scaled, scale = _scaled(values)
+    return (_silverman(scaled) * scale).squeeze(1)
 
 
 def cvml_bandwidth(values: Tensor) -> Tensor:
@@ -73,41 +73,41 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
         >>> cvml_bandwidth(torch.tensor([[0.0, 1.0, 2.0, 3.0, 9.0]]))
         tensor([[3.7015, 3.5585, 3.5349, 3.6257, 6.9383]])
     """
-    values = _as_rows(values)
-    scale = row_scale(values)
-    return cvml_of_scaled(values / scale) * scale
+    scaled, scale = _scaled(values)
+    return _cvml(scaled) * scale
 
 
 def boundary_kernel(gap: Tensor, bandwidth: Bandwidth) -> Tensor:
     """Weights exp(-(F/h)^2 / 2) for rows of near-boundary-ness F (N, M), 0 if h = 0."""
     check_choice("bandwidth", bandwidth, BANDWIDTHS)
-    scaled = gap / row_scale(gap)
+    scaled, _ = _scaled(gap)
     h = BANDWIDTHS[bandwidth](scaled)
-    return torch.exp((scaled / torch.where(h == 0, torch.ones_like(h), h)).square() / -2) * (h != 0)
+    return torch.exp((scaled / torch.where(h == 0, 1.0, h)).square() / -2) * (h != 0)
 
 
-def row_scale(values: Tensor) -> Tensor:
-    """Largest magnitude of each row, (N, 1), 1 if all are zero: keeps squares in range at any scale of the logits."""
+def _scaled(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in [-1, 1], and their largest magnitudes (N, 1): keeps squares in range at any scale of the logits."""
+    check_tensor("values", values, ("N", "M"))
+    if values.shape[1] < 2:
+        raise ValueError(f"`values` must have shape (N, M) with M >= 2, got {tuple(values.shape)}.")
+    values = values if values.dtype == torch.float64 else values.float()
     largest = values.abs().amax(dim=1, keepdim=True)
-    return torch.where(largest == 0, torch.ones_like(largest), largest)
+    scale = torch.where(largest == 0, 1.0, largest)
+    return values / scale, scale
 
 
-def bandwidth_of_scaled(values: Tensor) -> Tensor:
-    """`silverman_bandwidth` for rows in [-1, 1]."""
+def _silverman(values: Tensor) -> Tensor:
+    """`silverman_bandwidth` for rows in [-1, 1]; shape (N, 1)."""
     n_members = values.shape[1]
     ordered = values.sort(dim=1).values
     centred = values - values.mean(dim=1, keepdim=True)
     sigma = (centred.square_().sum(dim=1) / (n_members - 1)).sqrt_()
-    quartiles = []
-    for position in (0.25 * (n_members - 1), 0.75 * (n_members - 1)):
-        low = int(position)
-        high = min(low + 1, n_members - 1)
-        quartiles.append(torch.lerp(ordered[:, low], ordered[:, high], position - low))
-    spread = (quartiles[1] - quartiles[0]) / 1.34
-    return 0.9 * n_members**-0.2 * torch.minimum(sigma, spread)
+    places = (0.25 * (n_members - 1), 0.75 * (n_members - 1))
+    low, high = (ordered[:, int(at)].lerp(ordered[:, math.ceil(at)], at - int(at)) for at in places)
+    return 0.9 * n_members**-0.2 * torch.minimum(sigma, (high - low) / 1.34).unsqueeze(1)
 
 
-def cvml_of_scaled(values: Tensor) -> Tensor:
+def _cvml(values: Tensor) -> Tensor:
     """`cvml_bandwidth` for rows in [-1, 1], computed in float64 and in blocks of rows."""
     elements = _BLOCK_ELEMENTS.get(values.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // values.shape[1] ** 2)
@@ -118,7 +118,7 @@ def _cvml_block(z: Tensor) -> Tensor:
     """Algorithm 7; comments give shapes, r being the number of rows."""
     n_values = z.shape[1]
     spread = z.amax(dim=1) - z.amin(dim=1)
-    floor = _FLOOR * torch.where(spread == 0, torch.ones_like(spread), spread)  # (r,)
+    floor = _FLOOR * torch.where(spread == 0, 1.0, spread)  # (r,)
     squares = (z.unsqueeze(2) - z.unsqueeze(1)).square()  # (r, n, m)
     own = torch.eye(n_values, dtype=torch.bool, device=z.device)
     nearest = squares.masked_fill(own, torch.inf).min(dim=2)  # (r, n)
@@ -130,7 +130,7 @@ def _cvml_block(z: Tensor) -> Tensor:
         weights = (-_SENSITIVITY * (log_density - log_density.mean(dim=1, keepdim=True))).exp()
         first = (nearest.values / weights.gather(1, nearest.indices).square()).mean(dim=1).sqrt()
         h = _likeliest_width(squares, weights, torch.maximum(first, floor), floor, own)
-    return torch.where((spread == 0).unsqueeze(1), torch.zeros_like(z), h.unsqueeze(1) * weights)
+    return torch.where((spread == 0).unsqueeze(1), 0.0, h.unsqueeze(1) * weights)
 
 
 def _likeliest_width(squares: Tensor, weights: Tensor, h: Tensor, floor: Tensor, own: Tensor) -> Tensor:
@@ -162,15 +162,5 @@ def _expectation(squares: Tensor, offset: Tensor, h: Tensor, floor: Tensor) -> t
     return (total.log() + peak.squeeze(2)).mean(dim=1) - h.log(), torch.maximum(following, floor)
 
 
-def _as_rows(values: Tensor) -> Tensor:
-    check_tensor("values", values, ("N", "M"))
-    if values.shape[1] < 2:
-        raise ValueError(f"`values` must have shape (N, M) with M >= 2, got {tuple(values.shape)}.")
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()
-
-
 # Widths for rows in [-1, 1]: one for each row (N, 1), or one for each value (N, M).
-BANDWIDTHS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silverman": lambda values: bandwidth_of_scaled(values).unsqueeze(1),
-    "cvml": cvml_of_scaled,
-}
+BANDWIDTHS: dict[str, Callable[[Tensor], Tensor]] = {"silverman": _silverman, "cvml": _cvml}

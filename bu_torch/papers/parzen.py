@@ -5,6 +5,7 @@ estimation for classifier evaluation", Journal of Signal Processing Systems, doi
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ from bu_torch.functional.checks import (
 )
 from bu_torch.functional.score import top_two
 from bu_torch.papers.bandwidth import Bandwidth, boundary_kernel
+
+
+class Clusters(NamedTuple):
+    """Samples as the functions below take them once they are checked."""
+
+    labels: Tensor  # (N,)
+    neighbors: Tensor  # (N, M)
+    weights: Tensor | None  # (N,) of mean 1
+    pairs: Tensor  # distinct likely Bayes pairs, (P, 2) int64, from `index_pairs`
+    pair_index: Tensor  # the pair of each sample among them, (N,)
 
 
 def parzen_uncertainty(
@@ -68,10 +79,9 @@ def parzen_uncertainty(
         >>> parzen_uncertainty(logits, torch.tensor([0, 0, 1, 1]), neighbors, torch.tensor([[0, 1]] * 4))
         tensor(0.9705)
     """
-    logits, weights = _checked(logits, labels, neighbors, bayes_pairs, predicted_pairs, weights)
+    logits, clusters = _checked(logits, labels, neighbors, bayes_pairs, predicted_pairs, weights)
     check_not_negative("min_weight", min_weight)
-    samples = labels, neighbors, *index_pairs(bayes_pairs)
-    return mean_of_pairs(logits, *samples, predicted_pairs, min_weight, bandwidth, weights).to(logits.dtype)
+    return mean_of_pairs(logits, clusters, predicted_pairs, bandwidth, min_weight).to(logits.dtype)
 
 
 def local_uncertainty(
@@ -92,8 +102,8 @@ def local_uncertainty(
     Arguments and errors are those of `parzen_uncertainty`. Returns u (N,) in [0, 1], and k (N,), a sum of weights of
     mean 1, in [0, M] without them; in the precision of the logits. k is NaN for a cluster with a non-finite logit.
     """
-    logits, weights = _checked(logits, labels, neighbors, bayes_pairs, predicted_pairs, weights)
-    return _local_uncertainty(logits, labels, neighbors, bayes_pairs, predicted_pairs, bandwidth, weights)
+    logits, clusters = _checked(logits, labels, neighbors, bayes_pairs, predicted_pairs, weights)
+    return _local_uncertainty(logits, clusters, predicted_pairs, bandwidth)
 
 
 def top_pairs(scores: Tensor) -> Tensor:
@@ -102,19 +112,11 @@ def top_pairs(scores: Tensor) -> Tensor:
 
 
 def mean_of_pairs(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    pairs: Tensor,
-    pair_index: Tensor,
-    predicted_pairs: Tensor | None = None,
-    min_weight: float = 1e-6,
-    bandwidth: Bandwidth = "silverman",
-    weights: Tensor | None = None,
+    logits: Tensor, clusters: Clusters, predicted_pairs: Tensor | None, bandwidth: Bandwidth, min_weight: float = 1e-6
 ) -> Tensor:
-    """`parzen_uncertainty`, unchecked, float64; `pairs` and `pair_index` are from `index_pairs`, weights of mean 1."""
-    own = pairs[pair_index]
-    local, counts = _local_uncertainty(logits, labels, neighbors, own, predicted_pairs, bandwidth, weights)
+    """`parzen_uncertainty`, unchecked, float64."""
+    labels, _, weights, pairs, pair_index = clusters
+    local, counts = _local_uncertainty(logits, clusters, predicted_pairs, bandwidth)
     drawn = torch.ones_like(counts) if weights is None else weights
     is_wrong = logits.max(dim=1).indices != labels
     parts = (drawn, drawn * counts, drawn * counts * local, is_wrong)
@@ -127,33 +129,27 @@ def mean_of_pairs(
 
 
 def _local_uncertainty(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    bayes_pairs: Tensor,
-    predicted_pairs: Tensor | None,
-    bandwidth: Bandwidth,
-    weights: Tensor | None,
+    logits: Tensor, clusters: Clusters, predicted_pairs: Tensor | None, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor]:
-    """`local_uncertainty`, unchecked, with weights of mean 1."""
+    """`local_uncertainty`, unchecked."""
     top = top_pairs(logits) if predicted_pairs is None else predicted_pairs.long()  # i and j of Eq. 27
     # Halving keeps differences of huge logits in range and is exact, except for the smallest numbers. The result does
     # not depend on the scale.
     low, high = torch.aminmax(logits)
     scaled = logits * torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
     scaled += (logits * 0).sum(dim=1, keepdim=True)  # NaN if a logit of the row is not finite
-    members = neighbors.long()
+    members = clusters.neighbors.long()
     gap = scaled[members, top[:, :1]] - scaled[members, top[:, 1:]]  # F of Eq. 12, (N, M)
     kernel = boundary_kernel(gap, bandwidth)
-    if weights is not None:
-        kernel = kernel * weights.to(kernel)[members]
-    given = labels[members]
+    if clusters.weights is not None:
+        kernel = kernel * clusters.weights.to(kernel)[members]
+    given = clusters.labels[members]
     count_i, count_j = ((kernel * (given == of_pair)).sum(dim=1) for of_pair in top.split(1, dim=1))  # Eq. 27
     counts = count_i + count_j
     # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
-    local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
-    agrees = (top == bayes_pairs).all(dim=1)
-    return torch.where(agrees & (counts != 0), local, torch.zeros_like(local)), counts
+    local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, 1.0, counts)
+    agrees = (top == clusters.pairs[clusters.pair_index]).all(dim=1)
+    return torch.where(agrees & (counts != 0), local, 0.0), counts
 
 
 def _checked(
@@ -163,8 +159,8 @@ def _checked(
     bayes_pairs: Tensor,
     predicted_pairs: Tensor | None,
     weights: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Logits in float32 or float64 and weights of mean 1, after checks of all arguments."""
+) -> tuple[Tensor, Clusters]:
+    """Logits in float32 or float64 and what is known of the samples, after checks of all arguments."""
     logits = as_logits(logits)
     n_samples, n_classes = logits.shape
     check_tensor("labels", labels, (n_samples,), logits.device, below=n_classes)
@@ -176,7 +172,8 @@ def _checked(
             check_tensor(name, pairs, (n_samples, 2), logits.device, below=n_classes)
             if not bool((pairs[:, 0] < pairs[:, 1]).all()):
                 raise ValueError(f"`{name}` must hold two classes in ascending order in each row.")
-    return logits, relative_weights(weights, (n_samples,), logits.device)
+    weights = relative_weights(weights, (n_samples,), logits.device)
+    return logits, Clusters(labels, neighbors, weights, *index_pairs(bayes_pairs))
 
 
 def omission(

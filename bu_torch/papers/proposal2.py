@@ -12,7 +12,7 @@ from bu_torch.functional.checks import check_choice, index_pairs
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.network import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
-from bu_torch.papers.parzen import cluster_counts, mean_of_pairs, omission, omission_of_counts, top_pairs
+from bu_torch.papers.parzen import Clusters, cluster_counts, mean_of_pairs, omission, omission_of_counts, top_pairs
 from bu_torch.papers.prototypes import PrototypeClassifier
 
 PairsAt = Literal["perturbed", "sample"]
@@ -69,7 +69,7 @@ class ParzenUncertainty(PerturbedEstimator):
         points = self.fit_neighbors(inputs, labels, sample_weight).points
         if self.pairs_at == "sample":
             self.perturbed = self.perturbed.followed_by(inputs)
-        self.bayes_pairs = likely_bayes_pairs(points, labels, self.seed)
+        self.bayes_pairs = likely_bayes_pairs(self, points)
         self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
 
     def score_logits(self, logits: Tensor) -> Tensor:
@@ -77,7 +77,8 @@ class ParzenUncertainty(PerturbedEstimator):
         own = None
         if self.pairs_at == "sample":
             logits, own = logits.tensor_split([-len(self.labels)])
-        return mean_of_draws(self, self._pairs, self._pair_index, logits, own, self.bandwidth).to(logits.dtype)
+        clusters = Clusters(self.labels, self.neighbors, self.weights, self._pairs, self._pair_index)
+        return mean_of_draws(logits, own, clusters, self.bandwidth).to(logits.dtype)
 
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Share of the Bayes boundary that a classifier's boundary leaves out, which `score` cannot see.
@@ -92,32 +93,23 @@ class ParzenUncertainty(PerturbedEstimator):
         return omission(shares, predictions, self.neighbors, weights=self.weights)
 
 
-def likely_bayes_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
+def likely_bayes_pairs(samples: PerturbedEstimator, points: Tensor) -> Tensor:
     """Likely Bayes pair (N, 2), ascending, of each sample: the two classes with the nearest prototypes (Eq. 35)."""
-    classes = labels.unique()
-    if len(classes) == 2:
-        return classes.expand(len(labels), 2).contiguous()
-    return PrototypeClassifier(seed=seed).fit(points, labels).top_pairs(points)
+    present = samples.classes.classes
+    if len(present) == 2:
+        return present.expand(len(points), 2).contiguous()
+    prototypes = PrototypeClassifier(seed=samples.seed).fit(points, samples.classes.columns(samples.labels))
+    return present[prototypes.top_pairs(points)]
 
 
-def mean_of_draws(
-    samples: PerturbedEstimator,
-    pairs: Tensor,
-    pair_index: Tensor,
-    logits: Tensor,
-    own: Tensor | None,
-    bandwidth: Bandwidth = "silverman",
-) -> Tensor:
-    """U of logits (D * N, J) at fitted samples, whose likely Bayes pairs are `pairs[pair_index]`: a scalar, float64.
-
-    With `own`, logits (N, J) of the samples themselves, the two likeliest classes are read there.
-    """
-    options: dict[str, Any] = {"bandwidth": bandwidth, "weights": samples.weights}
+def mean_of_draws(logits: Tensor, own: Tensor | None, clusters: Clusters, bandwidth: Bandwidth = "silverman") -> Tensor:
+    """U of logits (D * N, J), a scalar, float64; with `own`, logits (N, J) of the samples, pairs are read there."""
+    predicted_pairs = None
     if own is not None:
         logits = torch.where(own.isfinite().all(), logits, torch.nan)
-        options["predicted_pairs"] = top_pairs(own)
-    given = samples.labels, samples.neighbors, pairs, pair_index
-    return torch.stack([mean_of_pairs(draw, *given, **options) for draw in logits.split(len(samples.labels))]).mean()
+        predicted_pairs = top_pairs(own)
+    draws = logits.split(len(clusters.labels))
+    return torch.stack([mean_of_pairs(draw, clusters, predicted_pairs, bandwidth) for draw in draws]).mean()
 
 
 class ProposalSignals:
@@ -125,7 +117,7 @@ class ProposalSignals:
 
     def __init__(self, samples: BoundaryUncertainty, points: Tensor) -> None:
         self._samples = samples
-        self._pairs, self._pair_index = index_pairs(likely_bayes_pairs(points, samples.labels, samples.seed))
+        self._pairs, self._pair_index = index_pairs(likely_bayes_pairs(samples, points))
         columns = samples.classes.columns(samples.labels)
         shares = functional.label_votes(columns, samples.neighbors, 0.0, weights=samples.weights)
         self._label_counts = cluster_counts(shares, samples.neighbors, samples.weights)
@@ -135,7 +127,8 @@ class ProposalSignals:
         samples = self._samples
         columns = samples.classes.columns(logits.argmax(dim=1))
         left_out = omission_of_counts(self._label_counts, columns, samples.neighbors, weights=samples.weights)
-        uncertainty = mean_of_draws(samples, self._pairs, self._pair_index, logits, own)
+        clusters = Clusters(samples.labels, samples.neighbors, samples.weights, self._pairs, self._pair_index)
+        uncertainty = mean_of_draws(logits, own, clusters)
         return {"parzen_uncertainty": uncertainty.to(logits.dtype).double(), "omission": left_out}
 
     def to(self, device: torch.device | str) -> Self:

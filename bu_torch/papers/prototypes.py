@@ -72,24 +72,20 @@ class PrototypeClassifier:
 
         Shape (n, J), inf for a class without samples; dtype and device of the features.
         """
-        present, distances = self._distances(features)
-        return distances.new_full((len(distances), len(self.prototypes_)), math.inf).index_copy_(1, present, distances)
+        check_fitted(self, "n_prototypes_")
+        features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
+        present = self.n_prototypes_.nonzero().squeeze(1)
+        groups = [self.prototypes_[label].to(features) for label in present.tolist()]
+        distances = features.new_full((len(features), len(self.prototypes_)), math.inf)
+        distances[:, present.to(features.device)] = nearest_of_groups(features, groups).to(features.dtype)
+        return distances
 
     def top_pairs(self, features: Any) -> Tensor:
         """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.
 
         Shape (n, 2), int64, ascending; ties go to the lowest class.
         """
-        present, distances = self._distances(features)
-        return present[top_pairs(-distances)]
-
-    def _distances(self, features: Any) -> tuple[Tensor, Tensor]:
-        """The C classes that have samples (C,), and the distances to them (n, C)."""
-        check_fitted(self, "n_prototypes_")
-        features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
-        present = self.n_prototypes_.nonzero().squeeze(1)
-        groups = [self.prototypes_[label].to(features) for label in present.tolist()]
-        return present.to(features.device), nearest_of_groups(features, groups).to(features.dtype)
+        return top_pairs(-self.class_distances(features))
 
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) > _MAX_SAMPLES:
