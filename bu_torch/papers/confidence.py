@@ -34,13 +34,6 @@ class Interval(NamedTuple):
     upper: float
 
 
-class _Sample(NamedTuple):
-    """Orthonormal columns that span the features (n, r), and targets -1 or 1 (n,); float64 on the CPU."""
-
-    design: Tensor
-    targets: Tensor
-
-
 def generalization_interval(
     features: Any,
     labels: Any,
@@ -101,20 +94,26 @@ def generalization_interval(
     check_integer("n_bootstrap", n_bootstrap, 1)
     if n_tested is not None and not 0 < check_number("n_tested", n_tested) <= _MOST_TESTED:
         raise ValueError(f"`n_tested` must be > 0 and at most {_MOST_TESTED:.0e}, got {n_tested}.")
-    sample = _as_sample(features, labels)
+    design, targets = _as_sample(features, labels)
     generator = torch.Generator().manual_seed(check_seed(seed))
+    draws = _draws(len(targets), n_bootstrap, generator)
     if method == "cud":
-        return _cud(sample, confidence, n_bootstrap, generator)
-    center = _estimate_632(sample, n_bootstrap, generator)
+        suprema = torch.tensor([_supremum(design, targets, draw) for draw in draws], dtype=torch.float64)
+        return _symmetric(_training_error(design, targets), _quantile(suprema, confidence))
+    center = _estimate_632(design, targets, draws)
     if method == "yang":
-        return _yang(sample, center, confidence, seed)
-    if method.startswith("bootstrap"):
-        lower, upper = _bootstrap(sample, confidence, n_bootstrap, generator)
-        if method == "bootstrap_corrected":
-            lower, upper = 2 * center - upper, 2 * center - lower
-        return Interval(center, lower, upper)
-    n = _UNIQUE * len(sample.targets) if n_tested is None else float(n_tested)
-    return _as_if_tested(method, center, n, confidence)
+        return _symmetric(center, _radius_of_folds(design, targets, confidence, seed))
+    if not method.startswith("bootstrap"):
+        n = _UNIQUE * len(targets) if n_tested is None else float(n_tested)
+        return _as_if_tested(method, center, n, confidence)
+    estimates, tail = [], (1 - confidence) / 2
+    for draw in _draws(len(targets), n_bootstrap, generator):
+        rows = torch.arange(len(targets), device=draw.device).repeat_interleave(draw)
+        estimates.append(_estimate_632(design[rows], targets[rows], _draws(len(targets), _INNER_DRAWS, generator)))
+    lower, upper = (_quantile(torch.tensor(estimates, dtype=torch.float64), level) for level in (tail, 1 - tail))
+    if method == "bootstrap_corrected":
+        lower, upper = 2 * center - upper, 2 * center - lower
+    return Interval(center, lower, upper)
 
 
 def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
@@ -144,15 +143,15 @@ def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
         >>> cud_supremum(x, torch.tensor([0, 1, 0, 1]), torch.tensor([1, 0, 1, 2]))
         0.25
     """
-    sample = _as_sample(features, labels)
-    n_samples = len(sample.targets)
-    counts = as_labels(counts, n_samples, "counts", are_classes=False)
-    if int(counts.sum()) != n_samples:
-        raise ValueError(f"`counts` must sum to the number of samples, {n_samples}, got {int(counts.sum())}.")
-    return _supremum(sample, counts.cpu())
+    design, targets = _as_sample(features, labels)
+    counts = as_labels(counts, len(targets), "counts", are_classes=False)
+    if int(counts.sum()) != len(targets):
+        raise ValueError(f"`counts` must sum to the number of samples, {len(targets)}, got {int(counts.sum())}.")
+    return _supremum(design, targets, counts.cpu())
 
 
-def _as_sample(features: Any, labels: Any) -> _Sample:
+def _as_sample(features: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """Orthonormal columns that span the features (n, r), and targets -1 or 1 (n,); float64 on the CPU."""
     features = as_flat_features(features).cpu().double()
     if len(features) < 2:
         raise ValueError("`features` must hold at least 2 samples, got 1.")
@@ -164,7 +163,7 @@ def _as_sample(features: Any, labels: Any) -> _Sample:
     basis, singular, _ = torch.linalg.svd(features / torch.linalg.vector_norm(features, dim=0), full_matrices=False)
     basis = basis[:, singular > max(features.shape) * torch.finfo(torch.float64).eps * singular[:1]].contiguous()
     basis[(features == 0).all(dim=1)] = 0  # exactly, without rounding errors
-    return _Sample(basis, 2.0 * labels.double() - 1)
+    return basis, 2.0 * labels.double() - 1
 
 
 def _draws(n_samples: int, n_draws: int, generator: torch.Generator) -> Tensor:
@@ -173,31 +172,29 @@ def _draws(n_samples: int, n_draws: int, generator: torch.Generator) -> Tensor:
     return torch.zeros_like(drawn).scatter_add_(1, drawn, torch.ones_like(drawn))
 
 
-def _wrong(sample: _Sample, counts: Tensor) -> Tensor:
+def _wrong(design: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
     """Errors of the fits to draws, (n_draws, n) bool; among equally good fits, of the one with the smallest scores."""
     root = counts.double().sqrt().unsqueeze(-1)
-    fits = torch.linalg.lstsq(root * sample.design, root * sample.targets.unsqueeze(-1), driver="gelsd").solution
-    scores = (sample.design @ fits).squeeze(-1)
-    return (scores >= -_TIE) != (sample.targets > 0)
+    fits = torch.linalg.lstsq(root * design, root * targets.unsqueeze(-1), driver="gelsd").solution
+    return ((design @ fits).squeeze(-1) >= -_TIE) != (targets > 0)
 
 
-def _training_error(sample: _Sample) -> float:
-    return float(_wrong(sample, torch.ones(1, len(sample.targets), device="cpu")).double().mean())
+def _training_error(design: Tensor, targets: Tensor) -> float:
+    return float(_wrong(design, targets, torch.ones_like(targets).unsqueeze(0)).double().mean())
 
 
-def _estimate_632(sample: _Sample, n_draws: int, generator: torch.Generator) -> float:
+def _estimate_632(design: Tensor, targets: Tensor, counts: Tensor) -> float:
     """Efron's .632 estimate: 0.368 times the training error plus 0.632 times the error on samples left out of draws."""
-    counts = _draws(len(sample.targets), n_draws, generator)
     is_out = counts == 0
-    training = _training_error(sample)
+    training = _training_error(design, targets)
     if not is_out.any():
         return training
-    left_out = float((_wrong(sample, counts) & is_out).sum() / is_out.sum())
+    left_out = float((_wrong(design, targets, counts) & is_out).sum() / is_out.sum())
     return (1 - _UNIQUE) * training + _UNIQUE * left_out
 
 
-def _supremum(sample: _Sample, counts: Tensor) -> float:
-    search = CellSearch(sample.design.numpy(), sample.targets.numpy(), counts.double().numpy())
+def _supremum(design: Tensor, targets: Tensor, counts: Tensor) -> float:
+    search = CellSearch(design.numpy(), targets.numpy(), counts.double().numpy())
     return float(search.run()) / len(counts)
 
 
@@ -207,35 +204,21 @@ def _quantile(values: Tensor, level: float) -> float:
     return float(values.sort().values[max(place, 1) - 1])
 
 
-def _cud(sample: _Sample, confidence: float, n_bootstrap: int, generator: torch.Generator) -> Interval:
-    counts = _draws(len(sample.targets), n_bootstrap, generator)
-    suprema = torch.tensor([_supremum(sample, draw) for draw in counts], dtype=torch.float64)
-    center, radius = _training_error(sample), _quantile(suprema, confidence)
+def _symmetric(center: float, radius: float) -> Interval:
     return Interval(center, center - radius, center + radius)
 
 
-def _bootstrap(sample: _Sample, confidence: float, n_bootstrap: int, generator: torch.Generator) -> tuple[float, float]:
-    """Quantiles of the .632 estimates of bootstrap draws."""
-    n_samples, estimates = len(sample.targets), []
-    for draw in _draws(n_samples, n_bootstrap, generator):
-        rows = draw.new_tensor(range(n_samples)).repeat_interleave(draw)
-        estimates.append(_estimate_632(_Sample(*(part[rows] for part in sample)), _INNER_DRAWS, generator))
-    values, tail = torch.tensor(estimates, dtype=torch.float64), (1 - confidence) / 2
-    return _quantile(values, tail), _quantile(values, 1 - tail)
-
-
-def _yang(sample: _Sample, center: float, confidence: float, seed: int) -> Interval:
+def _radius_of_folds(design: Tensor, targets: Tensor, confidence: float, seed: int) -> float:
     from scipy.stats import norm
     from sklearn.model_selection import KFold
 
-    n_folds = min(_FOLDS, len(sample.targets))
-    tested = torch.zeros(n_folds, len(sample.targets), dtype=torch.bool, device="cpu")
+    n_folds = min(_FOLDS, len(targets))
+    tested = torch.zeros(n_folds, len(targets), dtype=torch.bool, device="cpu")
     folds = KFold(n_folds, shuffle=True, random_state=scikit_learn_seed(seed))
-    for fold, (_, rows) in enumerate(folds.split(sample.targets)):
-        tested[fold, torch.from_numpy(rows)] = True
-    errors = (_wrong(sample, ~tested) & tested).sum(dim=1) / tested.sum(dim=1)
-    radius = float(norm.ppf((1 + confidence) / 2)) * (float(errors.double().std()) / math.sqrt(n_folds))
-    return Interval(center, center - radius, center + radius)
+    for is_tested, (_, rows) in zip(tested, folds.split(targets), strict=True):
+        is_tested[torch.from_numpy(rows)] = True
+    errors = (_wrong(design, targets, ~tested) & tested).sum(dim=1) / tested.sum(dim=1)
+    return float(norm.ppf((1 + confidence) / 2)) * (float(errors.double().std()) / math.sqrt(n_folds))
 
 
 def _as_if_tested(method: Method, center: float, n_tested: float, confidence: float) -> Interval:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, check_number
+from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, check_number, is_finite
 
 _FAR = 40.0  # standard deviations beyond which float64 holds no normal density
 
@@ -32,8 +32,8 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 
     Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, as z.
     """
-    cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
-    return cut.at_predicted(cut.outside()).mean()
+    cut = _Cut(z, edges)
+    return cut.at_predicted(cut.outside(_deviation("sigma_delta", sigma_delta))).mean()
 
 
 def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
@@ -41,9 +41,9 @@ def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 
     Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z.
     """
-    cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
-    inside = cut.inside()
-    return torch.where(inside > 0, inside * cut.penalties(), 0.0).sum(dim=1).mean()  # an empty class is infinitely far
+    cut = _Cut(z, edges)
+    inside = cut.inside(_deviation("sigma_delta", sigma_delta))
+    return torch.where(inside > 0, inside * cut.penalties(0), 0.0).sum(dim=1).mean()  # an empty class is infinitely far
 
 
 def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
@@ -51,8 +51,7 @@ def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
 
     Arguments and errors are those of `adjusted_error_count`. Returns a scalar in [0, 1], float64, as z.
     """
-    cut = _Cut(z, edges, predictions=predictions)
-    return (cut.predicted != cut.own).double().mean()
+    return error_rate(predictions, z, edges, 0)
 
 
 def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
@@ -70,8 +69,8 @@ def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any)
     Raises:
         TypeError, ValueError: If an argument does not hold real numbers, or has the wrong shape or values.
     """
-    cut = _Cut(z, edges, ("sigma_delta", sigma_delta), predictions)
-    weights = cut.inside().gather(1, cut.own.unsqueeze(1)).squeeze(1)
+    cut = _Cut(z, edges, predictions)
+    weights = cut.inside(_deviation("sigma_delta", sigma_delta)).gather(1, cut.own.unsqueeze(1)).squeeze(1)
     return (weights * (cut.predicted != cut.own)).sum() / weights.sum()
 
 
@@ -86,8 +85,8 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
         >>> error_rate(torch.tensor([0]), torch.tensor([0.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
         tensor(0.1587, dtype=torch.float64)
     """
-    cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
-    return cut.at_predicted(cut.outside()).mean()
+    cut = _Cut(z, edges, predictions)
+    return cut.at_predicted(cut.outside(_deviation("sigma_epsilon", sigma_epsilon))).mean()
 
 
 def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
@@ -96,7 +95,7 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     With f(x) in place of z this is Eq. 7. Arguments and errors are those of `adjusted_error_count`, `sigma_epsilon` is
     as in `error_rate`. Returns a scalar in [0, 1), float64, as z.
     """
-    return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
+    return _Cut(z, edges).outside(_deviation("sigma_epsilon", sigma_epsilon)).amin(dim=1).mean()
 
 
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
@@ -104,8 +103,7 @@ def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
 
     Arguments and errors are those of `adjusted_error_count`. Returns a scalar >= 0, in squared units of z.
     """
-    cut = _Cut(z, edges, predictions=predictions)
-    return cut.at_predicted(cut.penalties()).mean()
+    return squared_error_rate(predictions, z, edges, 0)
 
 
 def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
@@ -116,7 +114,7 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
     are those of `adjusted_error_count`; 0 gives `squared_error_count`. Returns a scalar >= -sigma_delta^2, in squared
     units of z.
     """
-    sigma = number("sigma_delta", sigma_delta)
+    sigma = _deviation("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
 
 
@@ -128,8 +126,8 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
     Arguments and errors are those of `adjusted_error_count`, `sigma_epsilon` is as in `error_rate`; 0 gives
     `squared_error_count`. Returns a scalar >= 0, in squared units of z.
     """
-    cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
-    return cut.at_predicted(cut.expected_penalties()).mean()
+    cut = _Cut(z, edges, predictions)
+    return cut.at_predicted(cut.penalties(_deviation("sigma_epsilon", sigma_epsilon))).mean()
 
 
 def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
@@ -138,7 +136,7 @@ def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor
     With f(x) in place of z this is Eq. 12. Arguments and errors are those of `adjusted_error_count`, `sigma_epsilon` is
     as in `error_rate`. Returns a scalar >= 0, in squared units of z.
     """
-    return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
+    return _Cut(z, edges).penalties(_deviation("sigma_epsilon", sigma_epsilon)).amin(dim=1).mean()
 
 
 def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_parameters: int = 0) -> Tensor:
@@ -159,8 +157,8 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
     Raises:
         TypeError, ValueError: If an argument is not real or has the wrong shape or values.
     """
-    z = measurements(z)
-    fitted = measurements(fitted, "fitted")
+    z = _measurements(z)
+    fitted = _measurements(fitted, "fitted")
     if len(fitted) != len(z):
         raise ValueError(f"`fitted` must have one entry per sample, {len(z)}, got {len(fitted)}.")
     if check_integer("n_parameters", n_parameters, 0) >= len(z):
@@ -182,7 +180,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     """
     from bu_torch.neighbors.graph import nearest_others  # all else needs torch alone
 
-    z = measurements(z)
+    z = _measurements(z)
     features = as_flat_features(features).to(z.device)
     if len(features) != len(z):
         raise ValueError(f"`features` must have one row per sample, {len(z)}, got {len(features)}.")
@@ -204,76 +202,63 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
 
 
 def _without_measurement_error(variance: Tensor, sigma_delta: Any) -> Tensor:
-    return (variance - number("sigma_delta", sigma_delta) ** 2).clamp(min=0).sqrt()
+    return (variance - _deviation("sigma_delta", sigma_delta) ** 2).clamp(min=0).sqrt()
 
 
 class _Cut:
-    """Measurements (n,), the C classes into which edges (C - 1,) cut the line, and a deviation given with its name."""
+    """Measurements (n,), and the C classes into which edges (C - 1,) cut the line."""
 
-    def __init__(self, z: Any, edges: Any, sigma: tuple[str, Any] = ("sigma", 0), predictions: Any = None) -> None:
+    def __init__(self, z: Any, edges: Any, predictions: Any = None) -> None:
         measured = as_real(z, "z")
-        z = measurements(measured)
+        z = _measurements(measured)
         edges = as_real(edges, "edges").detach().to(z.device)
         if edges.ndim != 1 or len(edges) == 0:
             raise ValueError(f"`edges` must have shape (C - 1,) with C >= 2 classes, got {tuple(edges.shape)}.")
-        if measured.is_floating_point():
-            edges = edges.to(measured.dtype)
-        edges = edges.double()
+        edges = edges.to(measured.dtype if measured.is_floating_point() else edges.dtype).double()
         if not bool((edges[1:] > edges[:-1]).all()) or bool(edges.isnan().any()):
             raise ValueError(f"`edges` must increase in the precision of `z` and hold no NaN, got {edges.tolist()}.")
-        ends = torch.nn.functional.pad(edges, (1, 1), value=math.inf)
-        ends[0] = -math.inf
+        ends = torch.cat((edges.new_tensor([-math.inf]), edges, edges.new_tensor([math.inf])))
         self.gaps = ends - z.unsqueeze(1)  # b_j - z for all edges, including the infinite ends, (n, C + 1)
-        self.own = torch.bucketize(z, edges, right=True)  # class of each z, (n,)
-        self.sigma = number(*sigma)
-        self.predicted = self.own  # predicted class of each z, (n,), if there are predictions
+        self.own = self.predicted = torch.bucketize(z, edges, right=True)  # class of each z, (n,)
         if predictions is not None:
             self.predicted = as_labels(predictions, len(z), "predictions").to(z.device)
-            largest = int(self.predicted.max())
-            if largest > len(edges):
+            if (largest := int(self.predicted.max())) > len(edges):
                 raise ValueError(f"`predictions` must hold classes in [0, {len(edges) + 1}), got {largest}.")
 
     def at_predicted(self, values: Tensor) -> Tensor:
         """Values (n, C) at each row's predicted class, (n,)."""
         return values.gather(1, self.predicted.unsqueeze(1)).squeeze(1)
 
-    def outside(self) -> Tensor:
+    def outside(self, sigma: float) -> Tensor:
         """Probability of falling outside each class, (n, C), as the sum of two tails, so that small ones stay exact."""
-        t = self._standardized()
+        t = self._standardized(sigma)
         return _below(t[:, :-1]) + _below(-t[:, 1:])
 
-    def inside(self) -> Tensor:
+    def inside(self, sigma: float) -> Tensor:
         """Probability of falling into each class, (n, C), as a difference of two tails on the same side."""
-        t = self._standardized()
+        t = self._standardized(sigma)
         low, high = t[:, :-1], t[:, 1:]
         above = low > 0  # such an interval is mirrored
         low, high = torch.where(above, -high, low), torch.where(above, -low, high)
         middle = (torch.special.erf(high / math.sqrt(2)) - torch.special.erf(low / math.sqrt(2))) / 2
         return torch.where(high > 0, middle, _below(high) - _below(low))
 
-    def penalties(self) -> Tensor:
-        """Eq. 8 for each class, (n, C)."""
-        return self.gaps[:, :-1].clamp(min=0) ** 2 + self.gaps[:, 1:].clamp(max=0) ** 2
+    def penalties(self, sigma: float) -> Tensor:
+        """Eq. 31 for each class, (n, C); Eq. 8 if sigma is 0."""
+        return _expected_square(self.gaps[:, :-1], sigma) + _expected_square(-self.gaps[:, 1:], sigma)
 
-    def expected_penalties(self) -> Tensor:
-        """Eq. 31 for each class, (n, C)."""
-        return _expected_square(self.gaps[:, :-1], self.sigma) + _expected_square(-self.gaps[:, 1:], self.sigma)
-
-    def _standardized(self) -> Tensor:
+    def _standardized(self, sigma: float) -> Tensor:
         """Distances to the edges in standard deviations; if sigma is 0, an edge at z counts as below z."""
-        if self.sigma > 0:
-            return self.gaps / self.sigma
+        if sigma > 0:
+            return self.gaps / sigma
         return torch.where(self.gaps > 0, math.inf, -math.inf).to(self.gaps)
 
 
-def measurements(z: Any, name: str = "z") -> Tensor:
+def _measurements(z: Any, name: str = "z") -> Tensor:
     """`z` as finite float64, (n,)."""
     z = as_real(z, name).detach().double()
-    if z.ndim != 1 or len(z) == 0:
-        raise ValueError(f"`{name}` must have shape (n,) with n >= 1, got {tuple(z.shape)}.")
-    n_bad = int((~z.isfinite()).sum())
-    if n_bad:
-        raise ValueError(f"`{name}` must be finite, got NaN or infinity in {n_bad} of {len(z)} samples.")
+    if z.ndim != 1 or len(z) == 0 or not is_finite(z):
+        raise ValueError(f"`{name}` must be finite, (n,) with n >= 1, got shape {tuple(z.shape)}.")
     return z
 
 
@@ -288,8 +273,8 @@ def as_real(value: Any, name: str) -> Tensor:
     return value
 
 
-def number(name: str, value: Any) -> float:
-    """`value`, a number or a tensor or array with one entry, as a float >= 0."""
+def _deviation(name: str, value: Any) -> float:
+    """A number, or a tensor or array with one entry, as a float >= 0."""
     with suppress(AttributeError, RuntimeError, ValueError):
         value = value.item()
     return check_number(name, value, 0)
