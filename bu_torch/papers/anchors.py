@@ -36,12 +36,12 @@ def class_uncertainty(
     of_pair = counts.gather(1, pairs)
     is_beaten = other > of_pair.amin(dim=1)
     if priors is not None:
-        of_pair = of_pair / torch.where(priors == 0, torch.ones_like(priors), priors).to(counts)[pairs]
+        of_pair = of_pair / torch.where(priors == 0, 1.0, priors).to(counts)[pairs]
     total = of_pair.sum(dim=1)
-    share = of_pair.amin(dim=1) / torch.where(total == 0, torch.ones_like(total), total)
+    share = of_pair.amin(dim=1) / torch.where(total == 0, 1.0, total)
     entropy = (torch.special.entr(share) + torch.special.entr(1 - share)) / math.log(2)
     value = 2 * share if measure == "triangle" else entropy
-    return torch.where(is_beaten, torch.zeros_like(value), value)
+    return torch.where(is_beaten, 0.0, value)
 
 
 class Anchors(NamedTuple):
@@ -68,7 +68,6 @@ class AnchorEstimator:
         check_two_classes(labels)
         self.mean_, self.scale_ = standardization(inputs.flatten(1))
         self._standardized = standardize(inputs, self.mean_, self.scale_)
-        self._prepare()
         self.inputs, self.labels = inputs, labels
         return self
 
@@ -83,9 +82,6 @@ class AnchorEstimator:
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
         """Anchors on the boundary of a classifier, as for `score`; their `samples` lie near it."""
         return self._find_anchors(model)[1]
-
-    def _prepare(self) -> None:
-        """Compute what a subclass needs, before the samples are kept."""
 
     def _find_anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
         """Logits at the samples (N, J), and the anchors."""

@@ -1,11 +1,13 @@
 """Anchors found by steps along the gradient."""
 
+import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.score import top_two
@@ -75,6 +77,11 @@ class GradientAnchorUncertainty(AnchorEstimator):
         self.measure = check_choice("measure", measure, get_args(Measure))
         self.gap = check_choice("gap", gap, get_args(Gap))
 
+    def fit(self, features: Any, labels: Any) -> Self:
+        super().fit(features, labels)
+        self.neighbors = NeighborGraph(self.n_neighbors).fit(self._standardized).neighbors
+        return self
+
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier; takes models as `BoundaryUncertainty.score` does, and probabilities.
 
@@ -88,12 +95,9 @@ class GradientAnchorUncertainty(AnchorEstimator):
         values = self._local_uncertainty(logits, self.neighbors[found.samples])
         return values.double().mean().clamp(max=1).to(values.dtype)  # Eq. 4.5
 
-    def _prepare(self) -> None:
-        self.neighbors = NeighborGraph(self.n_neighbors).fit(self._standardized).neighbors
-
     def _find_anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
         """Logits at the samples (N, J), and the anchors in order of their samples (section 4.4)."""
-        check_fitted(self, "inputs")
+        check_fitted(self, "neighbors")
         check_callable(model)
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
@@ -114,25 +118,23 @@ class GradientAnchorUncertainty(AnchorEstimator):
         signed = near_boundary_ness(logits, self.labels).double().cpu().numpy()
         labels = self.labels.cpu().numpy()
         of_classes = [signed[labels == c] for c in range(int(labels.max()) + 1)]
-        at_zero = [bool(len(values)) and values.min() <= 0 <= values.max() for values in of_classes]
-        counted = at_zero if any(at_zero) else [True] * len(at_zero)
-        counts = [_histogram_at_zero(values) if wants else 0 for values, wants in zip(of_classes, counted, strict=True)]
-        return torch.tensor(counts, device=self.labels.device)
+        holds_zero = np.array([bool(len(values)) and values.min() <= 0 <= values.max() for values in of_classes])
+        counts = np.array([_histogram_at_zero(values) for values in of_classes])
+        wanted = np.where(holds_zero, counts, 0) if holds_zero.any() else counts
+        return torch.from_numpy(wanted).to(self.labels.device)
 
     def _direction(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Step of each sample towards the boundary (N, d), of length 1 in standardised features, in units of inputs."""
         flat = self.inputs.flatten(1)
         varies = (flat != flat[:1]).any(dim=0)
-        scale = torch.where(varies, self.scale_, torch.zeros_like(self.scale_))
+        scale = torch.where(varies, self.scale_, 0.0)
         gradients = []
         with evaluation_copy(model) as network, torch.inference_mode(False), torch.enable_grad():
             for batch in self.inputs.split(_BATCH):
                 gradients.append(_gap_gradient(network, copy_to(network, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
-        # Scaling first keeps squares in range.
-        slope = slope / slope.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        norm = slope.norm(dim=1, keepdim=True)
-        return (slope / torch.where(norm == 0, torch.ones_like(norm), norm) * scale).to(flat.dtype)
+        slope = normalize(slope, math.inf, eps=torch.finfo(torch.float64).tiny)  # keeps squares in range
+        return (normalize(slope) * scale).to(flat.dtype)
 
     def _steps(
         self, model: Callable[[Tensor], Any], flat: Tensor, direction: Tensor, predicted: Tensor, wanted: Tensor
@@ -197,8 +199,6 @@ def _representation(labels: Tensor, n_classes: int) -> Tensor:
 
 def _histogram_at_zero(values: np.ndarray) -> int:
     """Number of values in the bin that holds zero, or else in the bin nearest to zero; 0 if there are no values."""
-    if not len(values):
-        return 0
     counts, edges = np.histogram(values, bins="auto")
     return int(counts[np.clip(np.searchsorted(edges, 0, side="right"), 1, len(counts)) - 1])
 
