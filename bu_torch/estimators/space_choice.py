@@ -1,6 +1,5 @@
 """Choice of the space whose distances predict labels best: inputs, patches, tokens, a network, a learnt metric."""
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 SpaceName = Literal[BaseSpace, "metric"]  # spaces that follow from the samples alone
 FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
-_log = logging.getLogger(__name__)
-_COMPARED, _ALL_COMPARED = 1500, 2000  # samples; up to the second number, all are compared, without a copy
+_COMPARED, _ALL_COMPARED = 1500, 2000  # samples; up to the second number, all are compared
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
 _MOST_FEATURES = 1024  # the cost of a metric grows with their square
 _MOST_OPERATIONS = 1e10  # to learn a metric once: some seconds
@@ -237,19 +235,18 @@ def best_space(
     if len(candidates) == 1:
         ((name, space),) = candidates.items()
         return name, {}, space.fit_transform(inputs)
-    n_compared = len(inputs) if len(inputs) <= _ALL_COMPARED else _COMPARED
-    rows = stratified_rows(len(inputs), n_compared, seed, labels).to(inputs.device)
-    is_whole, counted = len(rows) == len(inputs), None if weights is None else weights[rows]
-    part, columns = inputs if is_whole else inputs[rows], torch.unique(labels[rows], return_inverse=True)[1]
+    is_whole = len(inputs) <= _ALL_COMPARED
+    rows = stratified_rows(len(inputs), len(inputs) if is_whole else _COMPARED, seed, labels).to(inputs.device)
+    part, counted = inputs[rows], None if weights is None else weights[rows]
+    columns = torch.unique(labels[rows], return_inverse=True)[1]
     skills: dict[str, float] = {}
     best, best_points = "", part
     for name, space in candidates.items():
         try:
             points = space.fit_transform(part)
-        except Exception as error:  # a network may have no such layer, or not be ready: its code may raise anything
+        except Exception:  # a network may have no such layer, or not be ready: its code may raise anything
             if name != "module":
                 raise
-            _log.debug("The network's own features cannot be read: %s: %s", type(error).__name__, error)
             continue
         skills[name] = LabelRegression(seed=seed).fit(points, columns, counted).skill_
         if not best or skills[name] > skills[best]:

@@ -1,10 +1,11 @@
 """Catalogue of signals: a formula and an entry for each number that a check measures."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +16,6 @@ from bu_torch.functional.checks import index_pairs, mean_of, sum_by_group
 from bu_torch.functional.probabilities import as_probabilities, scale_to_shares
 from bu_torch.perturbation.draws import Readings
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
-
-if TYPE_CHECKING:
-    from bu_torch.papers.proposal2 import ProposalSignals
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Prepared:
     distances: Tensor  # (D * N, C + 1) to each class, without samples it is made from, and inf
     are_rows: bool  # samples are rows of a table: no images, no texts
     fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
-    of_papers: "ProposalSignals | None"  # measures signals that have no formula here; None if none is asked for
+    of_papers: Any = None  # `ProposalSignals` if signals that have no formula are asked for
 
     @cached_property
     def label_columns(self) -> Tensor:
@@ -113,8 +111,13 @@ class SignalInputs:
         return self.prepared.counting_once(self.logits.shape[1], is_sharp=metric.is_of_sharp)
 
     def expected(self, metric: ExpectedMetric) -> Tensor:
-        """Expected value of a metric, in which each sample counts once."""
-        return metric.formula(self.logits, self.labels_for(metric), None)
+        """Expected value of a metric; NaN, with a warning, if one of the user's fails in the midst of a training."""
+        try:
+            return metric.formula(self.logits, self.labels_for(metric), None)
+        except Exception as error:  # the user's code may raise anything
+            what = f"{type(error).__name__}: {error}"
+            warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=3)
+            return torch.full_like(self.accuracy, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def _accuracy_uncertainty_trust(inputs: SignalInputs) -> Tensor:
         agreed = prepared.label_weight * _label_agreement(inputs)
         return (inputs.accuracy + agreed) / (prepared.attainable.accuracy + prepared.label_weight)
     measured = (inputs.accuracy, inputs.uncertainty, inputs.mean_trust)
-    skill = min(max(inputs.boundary.vote_skill, inputs.boundary.regression_skill, 0.0), 1.0)
+    skill = max(inputs.boundary.vote_skill, inputs.boundary.regression_skill, 0.0)
     return formulas.accuracy_uncertainty_trust(*measured, prepared.attainable, skill)
 
 

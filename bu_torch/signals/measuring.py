@@ -4,7 +4,7 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from bu_torch.perturbation.draws import Readings, are_rows, kind_of
 from bu_torch.samples.samples import copies, weights_of
 from bu_torch.signals.catalogue import SIGNALS, Measurement, Prepared, SignalInputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
-
-if TYPE_CHECKING:
-    from bu_torch.papers.proposal2 import ProposalSignals
 
 _FORMAT = 19  # raise it if the tensors of a state change, or the way in which they are computed
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
@@ -107,9 +104,7 @@ class Signals:
         self.boundary.restore(state, inputs, labels, sample_weight)
         return self._prepare(inputs, fingerprint, state["left_out_distances"].to(inputs.device))
 
-    def _prepare(
-        self, inputs: Tensor, fingerprint: str, distances: Tensor, of_papers: "ProposalSignals | None" = None
-    ) -> Self:
+    def _prepare(self, inputs: Tensor, fingerprint: str, distances: Tensor, of_papers: Any = None) -> Self:
         boundary = self.boundary
         warn_about_samples(boundary, inputs)
         # In column-major memory the nearest class is found in a third of the time.
@@ -164,7 +159,7 @@ class Signals:
         known = [SIGNALS[name] for name in self.names if name in SIGNALS]
         values = {signal.name: signal.formula(inputs) for signal in known if signal.formula is not None}
         if metric.signal not in values:
-            values[metric.signal] = _value_of_users_metric(metric, inputs)
+            values[metric.signal] = inputs.expected(metric)
         if THRESHOLD in self.names:
             values |= _values_at_threshold(metric, inputs, values[metric.signal])
         if self.prepared.of_papers is not None:
@@ -184,16 +179,6 @@ class Signals:
             self.prepared.of_papers.to(device)
         self.prepared = replace(self.prepared, distances=self.prepared.distances.to(device))
         return self
-
-
-def _value_of_users_metric(metric: ExpectedMetric, inputs: SignalInputs) -> Tensor:
-    """Expected value of a metric of the user's; NaN, with a warning, if it fails in the midst of a training."""
-    try:
-        return inputs.expected(metric)
-    except Exception as error:  # the user's code may raise anything
-        what = f"{type(error).__name__}: {error}"
-        warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=3)
-        return torch.full_like(inputs.accuracy, torch.nan)
 
 
 def _values_at_threshold(metric: ExpectedMetric, inputs: SignalInputs, value: Tensor) -> dict[str, Tensor]:
