@@ -29,7 +29,6 @@ from bu_torch.space.features import FeatureSpace
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 _TENSORS = ("neighbors", "nearest_distance", "probabilities_of_present", "votes_of_present")
-_SKILLS = ("vote_skill", "regression_skill", "sharpness")
 
 
 class PerturbedEstimator:
@@ -241,7 +240,8 @@ class BoundaryUncertainty(PerturbedEstimator):
     def state(self) -> dict[str, Any]:
         """What was fitted, as plain data on the CPU, for `restore`."""
         tensors = {name: getattr(self, name).cpu() for name in _TENSORS}
-        return tensors | {"skills": [getattr(self, name) for name in _SKILLS], "space": self.space_name_}
+        skills = [self.vote_skill, self.regression_skill, self.sharpness]
+        return {"skills": skills, "space": self.space_name_, **tensors}
 
     def restore(self, state: Mapping[str, Any], inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
         """Take what `state` gave, of these checked samples; draw the perturbed inputs again."""

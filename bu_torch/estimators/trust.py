@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_choice
+from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.functional.score import trust_score
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_number
 from bu_torch.neighbors.graph import nearest_of_groups
@@ -88,12 +88,10 @@ class TrustScore:
         features = as_flat_features(features, n_features=self._members.shape[1])
         place = None
         if left_out is not None:
-            left_out = as_tensor(left_out, "left_out")
-            n_each = left_out.shape[1] if left_out.ndim == 2 else 1
-            left_out = as_labels(left_out.flatten(), len(features) * n_each, "left_out", are_classes=False)
-            if int(left_out.max()) >= len(self._place):
-                raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
-            place = self._place[left_out.to(self._place.device)].view(-1, n_each).to(features.device)
+            left_out = as_tensor(left_out, "left_out").cpu()
+            left_out = left_out.unsqueeze(1) if left_out.ndim == 1 else left_out
+            check_tensor("left_out", left_out, (len(features), "k"), below=len(self._place))
+            place = self._place[left_out.long().to(self._place.device)].to(features.device)
         distances = features.new_full((len(features), len(self.class_sizes_)), math.inf)
         present = self.class_sizes_.nonzero().squeeze(1)
         groups = self._members.to(features).split(self.class_sizes_[present].tolist())

@@ -199,10 +199,10 @@ class PerturbedInputs:
     def device(self) -> torch.device:
         return self.samples.device
 
-    @property
-    def sources(self) -> Tensor | None:
-        """The samples, (n_draws * N, 2), that each input was made from; None if none was moved toward another."""
-        return torch.stack(self._choices[:2], dim=1) if self._choices else None
+    def sources(self, n_samples: int) -> Tensor:
+        """The samples, (n_draws * N, 1 or 2), that each input was made from: its own, and one that it moved toward."""
+        own = torch.arange(len(self), device=self.device) % n_samples
+        return torch.stack((own, *self._choices[:1]), dim=1)
 
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
@@ -211,7 +211,8 @@ class PerturbedInputs:
         """Inputs from row `start` to row `stop`, without the latter."""
         if not self._choices:
             return self.samples[start:stop]
-        own, target, *how = (choice[start:stop] for choice in self._choices)
+        target, *how = (choice[start:stop] for choice in self._choices)
+        own = torch.arange(start, start + len(target), device=self.device) % len(self.samples)
         return self._move(self.samples[own], self.samples[target], *how)
 
     def split(self, n_rows: int) -> Iterator[Tensor]:
@@ -231,7 +232,7 @@ class PerturbedInputs:
         if not self._choices:
             return PerturbedInputs(torch.cat((self.samples, samples.to(self.samples))))
         own = torch.arange(len(samples), device=samples.device)
-        unmoved = (own, own, *(how[: len(own)] for how in self._choices[2:]))  # a move toward itself, however far
+        unmoved = (own, *(how[: len(own)] for how in self._choices[1:]))  # a move toward itself, however far
         joined = tuple(map(torch.cat, zip(self._choices, unmoved, strict=True)))
         return PerturbedInputs(self.samples, joined, self._move)
 
@@ -303,7 +304,7 @@ def _toward_neighbors(
         places = 1 + torch.randint(min(_NEAREST, neighbors.shape[1] - 1), (len(inputs),), **options).to(inputs.device)
         part = _LOW + (_HIGH - _LOW) * torch.rand(len(inputs), **options).to(as_floats(inputs[:1]))
         begin = [] if move is mixture else [torch.rand(len(inputs), **options).to(inputs.device)]
-        draws.append((own, neighbors[own, places].long(), part, *begin))
+        draws.append((neighbors[own, places].long(), part, *begin))
     return PerturbedInputs(inputs, tuple(map(torch.cat, zip(*draws, strict=True))), move)
 
 

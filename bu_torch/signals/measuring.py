@@ -71,9 +71,7 @@ class Signals:
         boundary, (inputs, labels) = self.boundary, self.boundary.as_samples(features, labels)
         points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
-        sources = boundary.perturbed.sources
-        if sources is None:
-            sources = torch.arange(len(points), device=points.device).repeat(boundary.n_draws)
+        sources = boundary.perturbed.sources(len(labels))
         distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
         of_papers = None
         if self._has_signals_of_papers:

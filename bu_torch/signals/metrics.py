@@ -84,9 +84,9 @@ class ExpectedMetric:
 
     def doubt(self, n_classes: int) -> str:
         """Reason why its expected value says little with so many classes, in words; "" if it tells networks apart."""
-        is_doubtful = self.is_of_sharp and n_classes >= _MANY_CLASSES
-        said = f"with {n_classes} classes, label probabilities are less certain than a good network"
-        return said if is_doubtful else ""
+        if not self.is_of_sharp or n_classes < _MANY_CLASSES:
+            return ""
+        return f"with {n_classes} classes, label probabilities are less certain than a good network"
 
     def baseline(self, probabilities: Tensor) -> float:
         """Best expected value, by label probabilities (N, J), of the same prediction for all points.
