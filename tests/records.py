@@ -53,8 +53,8 @@ def header(classes=None, **changed):
 
 
 def end(kept_epoch, stopped_epoch=None, reason="Training ran until `max_epochs=60`.", best_model_path=""):
-    places = {"kept_epoch": kept_epoch, "stopped_epoch": stopped_epoch}
-    return {"kind": "end", **places, "reason": reason, "best_model_path": best_model_path}
+    numbers = {"kept_epoch": kept_epoch, "stopped_epoch": stopped_epoch, "saving_seconds": 0.5, "training_seconds": 60}
+    return {"kind": "end", **numbers, "reason": reason, "best_model_path": best_model_path}
 
 
 def write(folder, *entries, name="boundary_uncertainty"):
@@ -70,7 +70,7 @@ def write_run(folder, n_checks=60, classes=("a", "b", "c"), n_doubtful=50, name=
     checks = [check(epoch, n_checks, len(classes), n_doubtful, noise) for epoch in range(n_checks)]
     kept = max(checks, key=lambda check: check["accuracy_uncertainty_trust"])["epoch"]
     checks[-1]["kept_epoch"] = kept
-    reason = f"Stopped in epoch {n_checks - 1}: accuracy_uncertainty_trust did not improve in the last 20 checks."
+    reason = f"Stopped in epoch {n_checks - 1}: score did not improve in the last 20 checks."
     last = end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt")
     return write(folder, header(list(classes), **settings), *checks, last, name=name)
 

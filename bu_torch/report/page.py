@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from string import Template
+from typing import Any
 
 from bu_torch._version import __version__
 from bu_torch.internal.output import printable, say, whole_file
 from bu_torch.report import figures
-from bu_torch.report.figures import Json, Section, score_name, scores_that_count, title_of
+from bu_torch.report.figures import Json, Section, escaped, score_name, title_of
 from bu_torch.report.record import RunRecord, find_records, read_record
-from bu_torch.report.text import duration, escaped, last_parts, shown_number, without_folders
-from bu_torch.signals.catalogue import MOST_CLASSES, SIGNALS, Details
+from bu_torch.signals.catalogue import MOST_CLASSES, Details
 
 _TILES = {
     "expected_accuracy": "at the perturbed samples",
@@ -27,22 +27,21 @@ _TILES = {
     "trust_score": "above 1: agrees with the nearest class",
     "threshold": "predict class 1 from this probability on",
 }
-_AT_HALF = " Here class 1 is predicted from a probability of 0.5 on."
+_PATH = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[\\/](?:[^\s\\/'\"]+[\\/])+[^\s\\/'\"]+")
 
 
 def render(record: RunRecord) -> str:
     """Render the page of a record as HTML that runs only its own scripts."""
-    shown, scripts = content(record), (resource("plotly/plotly-cartesian.min.js"), resource("page.js"))
+    scripts = (resource("plotly/plotly-cartesian.min.js"), resource("page.js"))
+    title, main, drawings = content(record)
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     # JSON in a script element must not hold `<`.
-    drawings = json.dumps(shown.drawings, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    shown = json.dumps(drawings, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     nothing = "default-src 'none'; connect-src 'none'; base-uri 'none'; form-action 'none'"
     policy = f"{nothing}; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
-    parts = {"policy": policy, "title": shown.title, "style": resource("page.css"), "main": shown.main}
-    parts |= {"content": drawings, "plotly": scripts[0], "script": scripts[1]}
-    # In one pass, so that inserted text is not searched again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
+    parts = {"policy": policy, "title": title, "style": resource("page.css"), "main": main, "content": shown}
+    return Template(resource("page.html")).substitute(parts, plotly=scripts[0], script=scripts[1])
 
 
 def write_report(record: RunRecord, path: str | PathLike[str]) -> Path:
@@ -84,164 +83,121 @@ def run(options: argparse.Namespace) -> None:
         say(f"The newest of {n_records} records in {printable(options.folder)} is shown.")
 
 
-class Content(NamedTuple):
-    """Content of a page, without the scripts that draw it."""
-
-    title: str  # escaped title of the window
-    main: str  # HTML
-    drawings: list[Json]  # figures, for the script
-
-
-def content(record: RunRecord) -> Content:
-    """Content of the page of a record, from its headline to its sources."""
-    parts = {"Curves": figures.curves(record)}  # in the order of the page, by their names in the table of contents
-    if record.shown_details is not None:
-        place, details = record.shown_details
-        where = f"at {record.axis} {place}"
-        parts["Near the boundary"] = figures.crossing(record, details, where)
-        parts["Recall"] = _recalls(record, details, where)
-        parts["Doubtful samples"] = _doubtful(record, details, where)
-    parts["Settings"] = _settings(record)
+def content(record: RunRecord) -> tuple[str, str, list[Json]]:
+    """Title and body of the page of a record in HTML, and its figures."""
+    sections = [figures.curves(record)]
+    place = record.kept if record.kept in record.details else max(record.details, default=None)
+    if place is not None:
+        details, where = record.details[place], f"Measured at {record.axis} {place}."
+        sections += [figures.crossing(record, details, where), *_tables(record, details, where)]
+    shown = [section for section in (*sections, _settings(record)) if section is not None]
     title, text = _headline(record)
-    shown = {link: part for link, part in parts.items() if part is not None}
-    links = "".join(f'<a href="#section-{part.name}">{link}</a>' for link, part in shown.items())
+    links = "".join(f'<a href="#section-{one.name}">{one.title}</a>' for one in shown)
+    notes = "".join(f"<li>{_prose(note)}</li>" for note in record.notes)
     main = (
         f'<header><p class="kind">Boundary uncertainty report</p><h1>{escaped(title)}</h1><p>{_prose(text)}</p>'
-        f'</header><nav aria-label="On this page">{links}</nav>{_above(record)}'
+        f'</header><nav aria-label="On this page">{links}</nav>'
+        + (f'<ul class="notes">{notes}</ul>' if notes else "")
+        + _tiles(record)
     )
-    for part in shown.values():
-        reading = f"<p>{escaped(part.reading)}</p>" if part.reading else ""
-        main += f'<section id="section-{part.name}"><h2>{escaped(part.title)}</h2>{reading}{part.body}</section>'
-    drawings = [part.drawing for part in shown.values() if part.drawing is not None]
-    return Content(f"{escaped(title)} – boundary uncertainty", main, drawings)  # noqa: RUF001
+    for one in shown:
+        reading = f"<p>{escaped(one.reading)}</p>" if one.reading else ""
+        main += f'<section id="section-{one.name}"><h2>{one.title}</h2>{reading}{one.body}</section>'
+    drawings = [one.drawing for one in shown if one.drawing is not None]
+    return f"{escaped(title)} – boundary uncertainty", main, drawings  # noqa: RUF001
 
 
 def _headline(record: RunRecord) -> tuple[str, str]:
     """The kept check and the end of the run, in words."""
-    ending, axis = _ending(record), record.axis
+    axis, end = record.axis, record.end
+    ending = "The run is still going, or it was killed." if end is None else _without_folders(end.reason)
     if not record.checks:
-        return f"No check {'yet' if record.end is None else 'was made'}", ending
+        return "No check", ending
     if not record.settings.get("rule"):
         return f"{len(record.checks)} checks", f"The callback only measured. {ending}"
     if record.kept is None:
         return f"No {axis} was kept", f"No finite check counted. {ending}"
-    scores, end, more = scores_that_count(record), record.end, ""
-    if scores.get(record.kept, math.inf) < max(scores.values(), default=-math.inf):
-        more = f" It is below the highest score, in {axis} {max(scores, key=scores.__getitem__)}."
-    elif end and end.stopped_epoch is None and record.kept == record.places[-1]:
-        more = "" if end.reason.startswith("Training failed") else " That was the last check: longer training may help."
-    is_kept = "was kept" if end else "is kept so far"
-    return f"{axis.capitalize()} {record.kept} {is_kept}", f"{ending}{more}"
+    is_open = end is not None and end.stopped_epoch is None and not end.reason.startswith("Training failed")
+    if is_open and record.kept == record.places[-1]:
+        ending += " That was the last check: longer training may help."
+    return f"{axis.capitalize()} {record.kept} {'is kept so far' if end is None else 'was kept'}", ending
 
 
-def _ending(record: RunRecord) -> str:
-    """The end of the run in words, with titles of signals instead of their names."""
-    last = f" The last check is of {record.axis} {record.places[-1]}." if record.checks else ""
-    if record.end is None:
-        return f"The run is still going, or it was killed.{last}"
-    reason = re.sub(r"\w+", lambda found: title_of(found[0]) if found[0] in SIGNALS else found[0], record.end.reason)
-    return without_folders(reason) or f"The run has ended.{last}"
-
-
-def _above(record: RunRecord) -> str:
-    """Notes on missing content, and tiles with the most important numbers."""
-    notes, n_checks = [*record.notes], len(record.checks)
-    if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
-        notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
-    listed = "".join(f"<li>{_prose(note)}</li>" for note in notes)
-    tiles = "".join(
-        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
-        for name, value, note in (_tiles(record) if record.checks else ())
-    )
-    return (f'<ul class="notes">{listed}</ul>' if notes else "") + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
-
-
-def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
-    """Name, value and note of each tile."""
-    check, last, axis = record.check_at(record.kept), record.checks[-1], record.axis
-    tiles = []
+def _tiles(record: RunRecord) -> str:
+    """The most important numbers: name, value and note of each."""
+    check, end, tiles = record.check_at(record.kept), record.end, []
     if check is not None:
-        within = f" (epoch {check['epoch']})" if axis == "step" else ""
-        tiles.append((f"kept {axis}", str(check[axis]), f"of {record.places[0]} to {last[axis]}{within}"))
-        decided = f"it decided{f', {record.weighting}' if record.weighting else ''}"
-        for name, note in {score_name(record): decided, **_TILES}.items():
+        within = f", in epoch {check['epoch']}" if record.axis == "step" else ""
+        among = f"of {record.places[0]} to {record.places[-1]}, in {len(record.checks)} checks{within}"
+        tiles.append((f"kept {record.axis}", str(record.kept), among))
+        for name, note in {score_name(record): "it decided", **_TILES}.items():
             if math.isfinite(value := check.get(name, math.nan)):
-                tiles.append((title_of(name), shown_number(value), note))
-    tiles.append(("checks", str(len(record.checks)), f"last: {axis} {last[axis]}"))
-    spent, training = record.costs
-    if training > 0 and math.isfinite(spent):
-        since = ", since the run resumed" if record.is_resumed else ""
-        times = f"{duration(spent)} on top of {duration(training)} of training{since}"
-        tiles.append(("cost in time", f"{spent / training:.0%}", times))
-    if math.isfinite(record.setup_seconds):
-        tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
-    return tiles
-
-
-def _recalls(record: RunRecord, details: Details, where: str) -> Section | None:
-    if not (recalls := details.recalls):
-        return None
-    rows = [[escaped(record.class_name(one.label), 60), *map(shown_number, one[1:])] for one in recalls]
-    reading = (
-        "Recall is the share of the perturbed samples with this label that the network predicts as labelled. Expected"
-        " recall is the same by the labels nearby, which memorising cannot raise. The least recognised class is first."
+                tiles.append((title_of(name), f"{value:,.3f}", note))
+    if record.checks and end is not None and end.training_seconds > 0:
+        spent = record.setup_seconds + record.values("check_seconds")[-1] + end.saving_seconds
+        times = f"{spent:,.1f} s on top of {end.training_seconds:,.1f} s of training"
+        tiles.append(("cost in time", f"{spent / end.training_seconds:.0%}", times))
+    listed = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
+        for name, value, note in tiles
     )
-    reading += f" At most {MOST_CLASSES} classes are listed." if len(recalls) == MOST_CLASSES else ""
-    reading += _AT_HALF if "threshold" in record.checks[-1] else ""
-    body = _table(("class", "share", "recall", "expected recall"), rows, numbers=(1, 2, 3), is_tall=True)
-    return Section("recall", f"Recall by class, {where}", reading, body)
+    return f'<dl class="tiles">{listed}</dl>' if listed else ""
 
 
-def _doubtful(record: RunRecord, details: Details, where: str) -> Section | None:
-    if not (doubtful := details.doubtful[:100]):
-        return None
+def _tables(record: RunRecord, details: Details, where: str) -> list[Section]:
+    """Recall by class, and the doubtful labels."""
+    at_half = " Here class 1 is predicted from a probability of 0.5 on." if "threshold" in record.checks[-1] else ""
+    reading = (
+        f"{where} Recall is the share of the perturbed samples with this label that the network predicts as labelled."
+        " Expected recall is the same by the labels nearby, which memorising cannot raise. The least recognised class"
+        f" is first, and at most {MOST_CLASSES} are listed.{at_half}"
+    )
+    rows = [[record.class_name(one.label), *(f"{share:.3f}" for share in one[1:])] for one in details.recalls]
+    body = _table(("class", "share", "recall", "expected recall"), rows)
+    recall = Section("recall", "Recall by class", reading, body)
     rows = [
-        [str(row), *(escaped(record.class_name(index), 60) for index in classes), shown_number(probability)]
-        for row, *classes, probability in doubtful
+        [str(one.row), *map(record.class_name, (one.label, one.prediction, one.likeliest)), f"{one.probability:.3f}"]
+        for one in details.doubtful
     ]
-    suspects = ", ".join(str(doubt.row) for doubt in doubtful if doubt.label != doubt.likeliest)
-    indices = f"<p>Indices of samples of which another class is likelier than their label:</p><pre>[{suspects}]</pre>"
     head = ("index", "label", "prediction", "likeliest class", "probability of the label")
     button = '<button type="button" data-file="doubtful-samples.csv">Save as CSV</button>'
-    reading = f"The {len(rows)} samples whose labels are the least likely by all labels. Common in rare classes too."
-    reading += _AT_HALF if "threshold" in record.checks[-1] else ""
-    body = f"{button}{_table(head, rows, numbers=(0, 4), is_tall=True)}{indices if suspects else ''}"
-    return Section("doubtful", f"Doubtful labels, {where}", reading, body)
+    reading = f"{where} The labels that are the least likely by all labels. Common in rare classes too.{at_half}"
+    return [recall, Section("doubtful", "Doubtful labels", reading, button + _table(head, rows))]
 
 
 def _settings(record: RunRecord) -> Section:
     sources = {
-        "record": last_parts(record.path),
+        "record": "/".join(record.path.parts[-3:]),
         "started": record.started,
         "last written": record.last_written.strftime("%Y-%m-%d %H:%M:%S UTC"),
-        "checkpoint": last_parts(record.end.best_model_path) if record.end else "",
+        "checkpoint": "/".join(Path(record.end.best_model_path).parts[-3:]) if record.end else "",
         "how to read it": f"docs/watching.md of bu-torch {__version__}",
     }
     groups = {"Settings": record.settings, "Data": record.data, "Versions": record.versions, "Sources": sources}
     tables = []
     for title, group in groups.items():
-        values = {name: without_folders(str(value)) for name, value in group.items() if value != ""}
-        rows = [[escaped(name, 80), escaped(value, 300)] for name, value in values.items()]
+        rows = [[name, _without_folders(str(value))] for name, value in group.items() if value != ""]
         if rows:
             tables.append(f"<div><h3>{title}</h3>{_table((), rows)}</div>")
     return Section("settings", "Settings and sources", "", f'<div class="groups">{"".join(tables)}</div>')
 
 
-def _table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
-) -> str:
-    """A table of cells in HTML; if it is too wide, its rows become blocks. `numbers` are right-aligned columns."""
-    kinds = [' class="number"' if place in numbers else "" for place in range(len(head) or 2)]
-    named = [f'{kind} data-name="{name}"' for kind, name in zip(kinds, head, strict=False)] or kinds
-
-    def line(tag: str, attributes: Sequence[str], cells: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}{a}>{cell}</{tag}>' for a, cell in zip(attributes, cells, strict=True))}</tr>"
-
-    top = f"<thead>{line('th', kinds, head)}</thead>" if head else ""
-    body = "".join(line("td", named, row) for row in rows)
-    return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in HTML; if one with a head is too wide, its rows become blocks."""
+    top = f"<thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead>" if head else ""
+    names = [f' data-name="{name}"' for name in head] or ["", ""]
+    body = ""
+    for row in rows:
+        cells = (f"<td{name}>{escaped(cell, 300)}</td>" for name, cell in zip(names, row, strict=True))
+        body += f"<tr>{''.join(cells)}</tr>"
+    return f'<div class="scroll{" tall" if head else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
 def _prose(text: str) -> str:
     """A line of the log, escaped, without its marks of code."""
     return escaped(text).replace("`", "")
+
+
+def _without_folders(text: str) -> str:
+    """`text` with the last three parts of each absolute path: enough to tell runs apart, without a user's folders."""
+    return _PATH.sub(lambda found: "/".join(re.split(r"[\\/]", found[0].lstrip("\\/"))[-3:]), text)

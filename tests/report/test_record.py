@@ -75,7 +75,6 @@ def test_nothing_there(tmp_path):
         ("3\n", "line 2"),
         (records.header(), "line 2"),
         ({"kind": "check"}, "KeyError: 'epoch'"),
-        (CHECK | {"trust_score": "high"}, "high"),
         (CHECK | {"crossing": {"network": [10**400], "attainable": []}}, "OverflowError"),
         (CHECK | {"crossing": {"network": [0.5]}}, "KeyError: 'attainable'"),
         (CHECK | {"doubtful": [[1, 2, 3]]}, "line 2"),
