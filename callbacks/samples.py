@@ -32,7 +32,7 @@ from bu_torch.run.engine import Engine
 from bu_torch.run.prepare import MAX_BYTES, Plan, TrainingData, class_weights_of, plan_check
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import InputKey, Keys
-from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_loader
+from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_few, read_loader
 from bu_torch.samples.samples import Samples, UnreadableError, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -70,7 +70,7 @@ def training_data(
     every_n_train_steps: int | None,
     engine: Engine,
 ) -> TrainingData:
-    """Samples for checks every so many steps, or epochs; as many as these may use are read, and one before."""
+    """Samples for checks every so many steps, or epochs; as many as these may use are read, and a few before."""
     settings, reference = engine.settings, source.reference
     if trainer.fast_dev_run:
         most = max(_TRIAL_SAMPLES, settings.n_neighbors)
@@ -87,12 +87,12 @@ def training_data(
             samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
         else:
             loader, read = _reading(trainer, pl_module, source, settings)
-            samples = read(loader, 1, stream_limit=1)
+            samples = read_few(partial(read, loader))
         n_operations = TrainerReader(trainer, engine, samples.packing).operations_of(pl_module, samples)
         if not _is_pair(reference):
             is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
             n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples
-            n_held = max(MAX_BYTES // samples.inputs.nbytes, settings.n_neighbors)
+            n_held = max(MAX_BYTES // samples.inputs[:1].nbytes, settings.n_neighbors)
             limit = settings.max_samples or min(_STREAM_SAMPLES, n_held)
             samples = _read_unmixed(loader, partial(read, n_wanted=n_wanted, stream_limit=limit), engine)
             is_cut = is_stream and samples.n_training >= limit

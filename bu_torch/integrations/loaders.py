@@ -15,7 +15,7 @@ from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
-from bu_torch.samples.reading import read_loader
+from bu_torch.samples.reading import read_few, read_loader
 from bu_torch.samples.samples import UnreadableError
 
 
@@ -33,7 +33,7 @@ def make_stopper(
     settings = Settings(**options)
     read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=True)
     try:
-        first = read(1)
+        first = read_few(read)
         are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
         if are_tokens and not first.is_random and settings.perturbation is None:
             options["perturbation"] = "tokens"

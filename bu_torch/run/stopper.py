@@ -90,7 +90,13 @@ class BoundaryUncertaintyStopper(Results):
         **settings: Unpack[SettingsDict],
     ) -> None:
         self.settings = Settings(**settings)
-        self._samples = _samples_of(inputs, labels, sample_weight, self.settings)
+        if isinstance(inputs, Samples):  # an integration has read them from a loader
+            self._samples = inputs
+        elif self.settings.perturbation == "reading":
+            raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
+        else:
+            keeps = keeps_integers(self.settings.perturbation)
+            self._samples = whole_samples(inputs, labels, sample_weight, keep_integers=keeps)
         self.settings.refuse_too_few(len(self._samples.inputs), "`inputs`")
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
@@ -258,12 +264,3 @@ class BoundaryUncertaintyStopper(Results):
         engine.record.start(started)
         if self.folder is not None and engine.processes.rank == 0:
             engine.open_record(Path(self.folder), vars(settings))
-
-
-def _samples_of(inputs: Any, labels: Any, sample_weight: Any, settings: Settings) -> Samples:
-    """Samples to choose from; an integration has read them from a loader."""
-    if isinstance(inputs, Samples):
-        return inputs
-    if settings.perturbation == "reading":
-        raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
-    return whole_samples(inputs, labels, sample_weight, keep_integers=keeps_integers(settings.perturbation))

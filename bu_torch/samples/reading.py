@@ -42,6 +42,7 @@ from bu_torch.samples.batches import (
     with_batches,
 )
 from bu_torch.samples.samples import (
+    FEW,
     Samples,
     UnreadableError,
     choose_among,
@@ -91,7 +92,10 @@ def read_samples(
     n_wanted = max_samples or sys.maxsize
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
-            dataset = _training_loader(dataset)
+            if getattr(dataset, "trainer", None) is None:  # else it is set up; once more would split it otherwise
+                dataset.prepare_data()
+                dataset.setup("fit")
+            dataset = dataset.train_dataloader()
     try:
         if holds_arrays(dataset):
             return choose_among(*split_batch(dataset, keys), n_wanted, seed)
@@ -107,12 +111,11 @@ def read_samples(
         raise ValueError(f"`dataset`: {error} Pass a pair (inputs, labels) of tensors or arrays.") from error
 
 
-def _training_loader(datamodule: Any) -> Any:
-    """The training loader of a data module; one that a trainer has set up is not set up again, with another split."""
-    if getattr(datamodule, "trainer", None) is None:
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-    return datamodule.train_dataloader()
+def read_few(read: Callable[..., Samples]) -> Samples:
+    """A few samples by a partial `read_loader`, which show what all are like; what is to be said is said of all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return read(FEW, stream_limit=FEW)
 
 
 def read_loader(

@@ -18,6 +18,7 @@ from bu_torch.internal.network import Packing, as_inputs
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
 IGNORED = -100  # default `ignore_index` of torch's losses
+FEW = 8
 _BLOCK_ELEMENTS = 2**22  # compared at once
 _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
@@ -85,15 +86,20 @@ def choose_among(inputs: Any, labels: Tensor, n_wanted: int, seed: int) -> Sampl
 
 
 def without_ignored(samples: Samples) -> Samples:
-    """The same without samples whose label is -100, counted in `n_ignored`; `UnreadableError` if none is left."""
+    """The same without samples whose label is -100, counted in `n_ignored`; `UnreadableError` if none of many is left.
+
+    A few show what samples are like, whatever their labels.
+    """
     labels = samples.labels
     if labels.is_complex() or labels.numel() != len(labels):
         return samples
     is_ignored = labels.detach().reshape(-1).double() == IGNORED  # a byte of 156 is not -100
     n_ignored = int(is_ignored.sum())
+    if n_ignored == 0 or n_ignored == len(labels) <= FEW:
+        return samples
     if n_ignored == len(labels):
         raise UnreadableError(f"there must be at least one sample, got {n_ignored} with the label {IGNORED} (ignored).")
-    return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored) if n_ignored else samples
+    return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored)
 
 
 def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:

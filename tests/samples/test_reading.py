@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bu_torch.samples.reading import read_loader, read_samples
+from bu_torch.samples.reading import read_few, read_loader, read_samples
 from bu_torch.samples.samples import choose_among, stratified_rows, subsample, whole_samples
 
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
@@ -223,6 +224,10 @@ class TestIgnoredLabels:
         assert torch.equal(few.inputs, X[few.rows])
         assert torch.equal(few.weights, OF_PLACE[few.rows])
         assert torch.equal(few.labels, Y[few.rows])
+
+    def test_a_few_show_what_samples_are_like_though_all_are_ignored(self):
+        few = read_few(partial(read_loader, DataLoader(TensorDataset(X, torch.full((120,), -100)))))
+        assert (few.inputs.shape, few.n_training) == ((8, 4), 120)
 
 
 def with_first(x):
