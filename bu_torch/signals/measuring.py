@@ -217,11 +217,10 @@ def fit_in_memory(signals: Signals, inputs: Tensor, labels: Tensor, sample_weigh
 
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, sample_weight: Any) -> str:
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted; callables by name."""
-    settings = boundary.feature_extractor, boundary.perturbation
+    settings = [one for one in (boundary.feature_extractor, boundary.perturbation) if not isinstance(one, Readings)]
     named = [getattr(option, "__qualname__", type(option)) if callable(option) else option for option in settings]
     words = _FORMAT, boundary.n_neighbors, boundary.n_draws, boundary.seed, kind_of(boundary.perturbation, inputs)
     readings = boundary.perturbation.inputs[: boundary.n_draws] if isinstance(boundary.perturbation, Readings) else None
-    named = [option for option in named if not isinstance(option, Readings)]
     digest = hashlib.sha256(repr((*words, *named)).encode())
     for tensor in (inputs, labels, weights_of(labels, boundary.class_weight, sample_weight), readings):
         if tensor is not None:

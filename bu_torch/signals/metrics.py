@@ -89,10 +89,7 @@ class ExpectedMetric:
         return f"with {n_classes} classes, label probabilities are less certain than a good network"
 
     def baseline(self, probabilities: Tensor) -> float:
-        """Best expected value, by label probabilities (N, J), of the same prediction for all points.
-
-        Among the predictions are one class for certain, for each of the 20 most frequent, and the shares of all.
-        """
+        """Best expected value, by label probabilities (N, J), of a common class or of the shares for all points."""
         shares = probabilities.double().mean(dim=0)
         single = torch.eye(len(shares), dtype=torch.float64, device=shares.device)[shares.topk(min(20, len(shares)))[1]]
         candidates = [*(1e3 * single), *([] if self.is_drawn else [shares.clamp(min=1e-12).log()])]

@@ -224,8 +224,7 @@ def average_gradient_outer_product(
 
     The function is f(x) = sum over landmarks z of exp(-|x - z| / width) times the coefficients of z. Its gradient is
     known in closed form; a landmark adds nothing at its own place, where it has none. The matrix is large in the
-    directions in which the function changes, and gives the metric of recursive feature machines (Radhakrishnan,
-    Beaglehole, Pandit, Belkin, Science 2024, Eq. 5).
+    directions in which the function changes (Eq. 5 of the paper that `LabelMetric` names).
 
     Takes points (N, d), landmarks (L, d), their distances (N, L), coefficients (L, J) and weights of the points, (N,)
     with mean 1; gives a symmetric, positive semi-definite matrix (d, d).
@@ -242,8 +241,7 @@ def average_gradient_outer_product(
             slopes = torch.where(apart > 0, torch.exp(apart / -width) / (width * apart), 0.0)
             gradients = (slopes @ directions).view(len(rows), -1, n_features)
             gradients -= (slopes @ of_outputs).unsqueeze(2) * block.unsqueeze(1)
-            gradients = gradients if root is None else gradients * root[rows]
-            gradients = gradients.flatten(0, 1)
+            gradients = (gradients if root is None else gradients * root[rows]).flatten(0, 1)
             total += gradients.T @ gradients
     return total / len(points)
 
