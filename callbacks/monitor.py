@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import nn
 
 from bu_torch.callbacks.samples import (
     InputWatch,
@@ -241,9 +242,22 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._is_sanity_checked or has_lazy_layers(pl_module)):
             with self.engine.record.timing("setup_seconds"):
-                self._reader(trainer).sanity_check(pl_module, self.engine)
+                self._sanity_check(trainer, pl_module)
             self._is_sanity_checked = True
             self._watch.attach(pl_module)
+
+    def _sanity_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse a module whose logits a check cannot use, and warn if token ids are moved like numbers."""
+        reader, engine = self._reader(trainer), self.engine
+        is_sharded = engine.processes.are_sharded
+        with misconfigured(UnfitLogitsError, before="`forward`: "):
+            engine.sanity_check(lambda few: reader.try_out(pl_module, few, is_sharded=is_sharded))
+        embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
+        if embeds and engine.shared is not None and engine.shared.moves_integers:  # its `forward` must round them
+            rank_zero_warn(
+                "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
+                " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
+            )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._watch.detach()

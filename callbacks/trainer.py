@@ -21,9 +21,8 @@ from bu_torch.internal.network import Packing, call, rows_at_once
 from bu_torch.internal.output import printable
 from bu_torch.internal.replica import has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.engine import Engine, UnfitLogitsError
-from bu_torch.run.processes import Processes, T
-from bu_torch.run.reader import NetworkReader, count_operations
+from bu_torch.run.engine import Engine
+from bu_torch.run.reader import NetworkReader, Processes, T, count_operations
 from bu_torch.run.weights import optimizers_in_training
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
@@ -133,16 +132,6 @@ class TrainerReader(NetworkReader):
     def n_rows(self, inputs: Any) -> int:
         of_training: int = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
         return min(rows_at_once(inputs), max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training))
-
-    def sanity_check(self, model: Any, engine: Engine) -> None:
-        with misconfigured(UnfitLogitsError, before="`forward`: "):
-            super().sanity_check(model, engine)
-        embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in model.modules())
-        if embeds and engine.shared is not None and engine.shared.moves_integers:  # its `forward` must round them
-            rank_zero_warn(
-                "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
-                " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
-            )
 
     def operations_of(self, model: Any, samples: Samples) -> int:
         can_run = can_be_passed(self.trainer, model)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from bu_torch.integrations.loaders import conclude, make_stopper
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.output import printable, whole_file
-from bu_torch.run.processes import TorchProcesses
+from bu_torch.run.reader import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.weights import optimizers_in_eval_mode, optimizers_in_training
 from bu_torch.samples.batches import Keys

@@ -18,7 +18,7 @@ from bu_torch.internal.replica import evaluation_copy, gathered
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance, judge, summary_of
 from bu_torch.run.prepare import Fitted, SharedPreparation, TrainingData, prepare_signals
-from bu_torch.run.processes import Processes
+from bu_torch.run.reader import Processes
 from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, as_tables, read_state
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import WeightAverage, load, state_dict_with
@@ -29,6 +29,7 @@ from bu_torch.signals.measuring import Signals
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
 
+_FEW = 32  # inputs at which a network is tried out
 BELOW_BASELINE = "not in the model, because no check is as good as the same prediction for all samples"
 
 
@@ -132,6 +133,10 @@ class Engine:
             self.history.metric.check_columns(logits.shape[1])
         except ValueError as error:
             raise UnfitLogitsError(str(error)) from error
+
+    def sanity_check(self, try_out: Callable[[Tensor], Tensor]) -> None:
+        """Refuse a network before it trains, by its logits at a few inputs."""
+        self.processes.on_logits(lambda: try_out(next(iter(self.inputs.split(_FEW)))), self.check_columns)
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""

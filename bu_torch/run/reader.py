@@ -1,14 +1,15 @@
-"""Reading a network as a check does: its logits, a trial before training, and the operations of a pass."""
+"""Reading a network as a check does: in which process, its logits, and the operations of a pass."""
 
 import logging
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,12 +17,69 @@ from bu_torch.internal.inputs import as_floats
 from bu_torch.internal.network import Packing, call, check_callable, copy_to, logits_in_batches, rows_at_once
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import keeps_integers
-from bu_torch.run.engine import Engine
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import may_be_read_again
 from bu_torch.samples.samples import Samples
 
-_FEW = 32  # samples of a trial
+T = TypeVar("T")
+
+
+class Processes:
+    """A single process, and the base of several: a trainer overrides all but `on_first` and `on_logits`."""
+
+    count, rank = 1, 0
+    are_sharded = False  # no process has the whole network
+    hide_weights = False  # nor shows which part it has
+
+    def broadcast(self, value: T) -> T:
+        """Give the value of the first process to all."""
+        return value
+
+    def on_first(self, work: Callable[[], T]) -> T:
+        """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
+        if self.count == 1:
+            return work()
+        result, error = None, None
+        if self.rank == 0:
+            try:
+                result = work()
+            except Exception as failed:  # the user's code may raise anything
+                error = failed
+        message = "" if error is None else "".join(traceback.format_exception_only(error)).strip()
+        result, message = self.broadcast((result, message))
+        if message:
+            raise error or RuntimeError(f"The first process failed: {message}")
+        return cast("T", result)
+
+    def on_logits(self, read: Callable[[], Tensor], work: Callable[[Tensor], T]) -> T:
+        """Run `work` on what `read` gives in the first process; if each holds a part of the network, all read."""
+        if not self.are_sharded:
+            return self.on_first(lambda: work(read()))
+        logits = read()
+        return self.on_first(lambda: work(logits))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Processes, ()  # what holds a copy is with no others
+
+
+class TorchProcesses(Processes):
+    """Processes of a group of torch, None for all: in a plain loop, under `accelerate launch`, in Lightning Fabric."""
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        try:
+            self.count = distributed.get_world_size(group)
+        except (AttributeError, TypeError) as error:
+            got = type(group).__name__
+            raise TypeError(f"`process_group` must be a group of `torch.distributed` or None, got {got}.") from error
+        self.rank = distributed.get_rank(group)
+
+    def broadcast(self, value: T) -> T:
+        values = [value]
+        distributed.broadcast_object_list(values, group=self._group, group_src=0)
+        return values[0]
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -54,23 +112,18 @@ class NetworkReader:
         """Rows of a batch."""
         return rows_at_once(inputs)
 
-    def sanity_check(self, model: Any, engine: Engine) -> None:
-        """Read a few samples as a check will, to refuse a model before it trains."""
-
-        def logits() -> Tensor:
-            few = next(iter(engine.inputs.split(_FEW)))
-            try:
-                with evaluation_copy(model, is_sharded=engine.processes.are_sharded) as network:
-                    return self.logits_at(network, few)
-            except Exception as error:  # the user's code may raise anything
-                what = f"inputs of shape {tuple(few.shape)}" if self.packing is None else str(self.packing)
-                said = f"{type(error).__name__}: {error}".removesuffix(".")
-                raise self.error(
-                    f"A check of bu-torch passes {what} to `{type(model).__name__}` as batches hold them, without"
-                    f" labels and without gradient, and needs logits: {said}. {self.remedy}"
-                ) from error
-
-        engine.processes.on_logits(logits, engine.check_columns)
+    def try_out(self, model: Any, few: Tensor, *, is_sharded: bool) -> Tensor:
+        """Logits of a model at a few inputs, as a check will read them, before it trains."""
+        try:
+            with evaluation_copy(model, is_sharded=is_sharded) as network:
+                return self.logits_at(network, few)
+        except Exception as error:  # the user's code may raise anything
+            what = f"inputs of shape {tuple(few.shape)}" if self.packing is None else str(self.packing)
+            said = f"{type(error).__name__}: {error}".removesuffix(".")
+            raise self.error(
+                f"A check of bu-torch passes {what} to `{type(model).__name__}` as batches hold them, without labels"
+                f" and without gradient, and needs logits: {said}. {self.remedy}"
+            ) from error
 
     def operations_of(self, model: object, samples: Samples) -> int:
         """Operations of a pass of one sample; 0 for a model that is no module."""

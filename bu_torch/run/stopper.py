@@ -15,8 +15,7 @@ from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData, plan_check
-from bu_torch.run.processes import TorchProcesses
-from bu_torch.run.reader import NetworkReader
+from bu_torch.run.reader import NetworkReader, TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
@@ -157,7 +156,8 @@ class BoundaryUncertaintyStopper(Results):
             ValueError: If the samples are not fit for the method, or the model for them.
         """
         self._prepare(model, is_trained=False)
-        self._reader.sanity_check(model, self.engine)
+        is_sharded = self.engine.processes.are_sharded
+        self.engine.sanity_check(lambda few: self._reader.try_out(model, few, is_sharded=is_sharded))
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
