@@ -40,8 +40,9 @@ class Candidate(NamedTuple):
     path: Path  # the file
 
     def as_record(self) -> dict[str, Any]:
-        """Rank, name, epoch, step, score and all signals, by name."""
-        return {name: getattr(self, name) for name in ("rank", "name", "epoch", "step", "score")} | self.signals
+        """Rank, epoch, step, score, all signals, and the name, which comes last because it may be long."""
+        places = {"rank": self.rank, "epoch": self.epoch, "step": self.step, "score": self.score}
+        return {**places, **self.signals, "name": self.name}
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,9 @@ class Ranking(Sequence[Candidate]):
         return len(self.candidates)
 
     def __str__(self) -> str:
-        records = [candidate.as_record() for candidate in self.candidates]
-        names = [name for name in records[0] if any(record[name] is not None for record in records)]
-        names.append(names.pop(names.index("name")))  # the name comes last, because it may be long
-        columns = [[name, *(_shown(record[name]) for record in records)] for name in names]
-        *widths, _ = (max(map(len, column)) for column in columns)
-        rows = zip(*columns, strict=True)
-        lines = ["  ".join(map(str.rjust, row, (*widths, 0))) for row in rows]
+        rows = [list(self.best.as_record()), *([*map(_shown, one.as_record().values())] for one in self.candidates)]
+        *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = ("  ".join(map(str.rjust, row, (*widths, 0))) for row in rows)
         return "\n".join([f"{len(self)} candidates by {self.rule}, best first", *lines])
 
     def to_json(self, path: str | Path) -> None:

@@ -23,8 +23,8 @@ class End(NamedTuple):
     stopped_epoch: int | None
     reason: str
     best_model_path: str
-    saving_seconds: float = math.nan
-    training_seconds: float = math.nan
+    saving_seconds: float
+    training_seconds: float
 
 
 @dataclass
