@@ -179,7 +179,8 @@ def choose_space(estimator: "PerturbedEstimator", inputs: Tensor, labels: Tensor
     """
     asked, module, weights, seed = estimator.feature_extractor, estimator.module, estimator.weights, estimator.seed
     kind, is_floating = kind_of(estimator.perturbation, inputs), inputs.is_floating_point()
-    is_image = inputs.ndim == 4 and is_floating and inputs.shape[1] <= _MOST_CHANNELS
+    holds_pixels = is_floating or inputs.dtype == torch.uint8
+    is_image = inputs.ndim == 4 and holds_pixels and inputs.shape[1] <= _MOST_CHANNELS
     names: tuple[Any, ...] = ("tokens",) if kind == "tokens" else ("inputs", "patches") if is_image else ("inputs",)
     base = names[-1]
     if kind == "reading" and not is_floating and inputs.ndim < 4:

@@ -69,6 +69,7 @@ def test_images_in_bytes_measure_as_the_same_numbers_and_are_held_as_bytes(featu
     options = {"feature_extractor": feature_extractor, "perturbation": perturbation, "module": module}
     of_bytes = ParzenUncertainty(10, 2, **options).fit(images, labels)
     of_numbers = ParzenUncertainty(10, 2, **options).fit(images.float(), labels)
+    assert of_bytes.skills_ == of_numbers.skills_
     assert torch.equal(of_bytes.neighbors, of_numbers.neighbors)
     assert torch.equal(of_bytes.perturbed_inputs, of_numbers.perturbed_inputs)
     assert of_bytes.score(module) == of_numbers.score(module)
