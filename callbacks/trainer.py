@@ -148,14 +148,10 @@ def _detach(copied: LightningModule, module: nn.Module) -> None:
     """Let a copy run its own `forward`, and ignore what it logs: this would enter the epoch's mean, or be refused."""
     if getattr(module, "_compiler_ctx", None):  # `forward` is a function that runs the module which was compiled
         vars(copied).pop("forward", None)
-    vars(copied)["log"] = _log_nothing
+    vars(copied)["log"] = output.log_nothing
     if (trainer := vars(module)["_trainer"]) is not None:
         copied._trainer = silent = copy.copy(trainer)
         silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
-
-
-def _log_nothing(*_: object, **__: object) -> None:  # no lambda, because a callback that holds a copy may be pickled
-    pass
 
 
 def lightning_average(trainer: Trainer) -> Any:

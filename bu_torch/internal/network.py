@@ -272,47 +272,38 @@ class OutputReader:
 
     def __init__(self, name: str, warn: Callable[[str], None], log: Callable[[str], None] = log_nothing) -> None:
         self._name, self._warn, self._log = name, warn, log
-        self._as_logits: Callable[[Tensor], Tensor] | None = None
+        self._kind: Literal["logits", "shares", "chances"] | None = None  # shares sum to 1 in each row, chances do not
 
     def logits(self, read: Callable[[], Tensor]) -> Tensor:
         """Logits (n, J) of the outputs that `read` gives, which `as_logits` has arranged."""
         outputs = read()
-        if self._as_logits is None:
-            self._as_logits = self._conversion_of(outputs, read)
-        return self._as_logits(outputs)
+        self._kind = self._kind or self._kind_of(outputs, read)
+        limits = torch.finfo(outputs.dtype)
+        if self._kind == "shares":
+            return outputs.clamp(min=limits.tiny).log()
+        if self._kind == "chances":
+            log_odds = outputs.clamp(limits.tiny, 1 - limits.eps).logit()
+            return torch.cat((outputs[:, :1], log_odds[:, 1:]), 1) if was_one_column(outputs) else log_odds
+        return outputs
 
-    def _conversion_of(self, outputs: Tensor, read: Callable[[], Tensor]) -> Callable[[Tensor], Tensor]:
+    def _kind_of(self, outputs: Tensor, read: Callable[[], Tensor]) -> Literal["logits", "shares", "chances"]:
         if not bool(((outputs >= 0) & (outputs <= 1)).all()):
-            return _unchanged
+            return "logits"
         first = 1 if was_one_column(outputs) else 0
         if first == 0 and bool(((outputs.sum(dim=1) - 1).abs() < _ROUNDING).all()):
             self._log(f"{self._name} gives probabilities: their logarithms are the logits.")
-            return _logarithm
+            return "shares"
         with _LastSquashing() as last:  # an untrained network may have logits in [0, 1]
             outputs = read()
         if last.gave(outputs[:, first:]):
             self._log(f"{self._name} gives probabilities: logits are computed from them.")
-            return partial(_log_odds, first=first)
+            return "chances"
         if first == 1:
             self._warn(
                 f"{self._name} gives numbers in [0, 1] in one column, so class 1 is predicted everywhere. These look"
                 " like probabilities: the scores are wrong unless they are logits, the values before a sigmoid."
             )
-        return _unchanged
-
-
-def _unchanged(logits: Tensor) -> Tensor:
-    return logits
-
-
-def _logarithm(probabilities: Tensor) -> Tensor:
-    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
-
-
-def _log_odds(probabilities: Tensor, first: int) -> Tensor:
-    """Logits of the probabilities in the columns from `first` on."""
-    limits = torch.finfo(probabilities.dtype)
-    return torch.cat((probabilities[:, :first], probabilities[:, first:].clamp(limits.tiny, 1 - limits.eps).logit()), 1)
+        return "logits"
 
 
 class _LastSquashing(TorchDispatchMode):

@@ -51,8 +51,8 @@ def log_line(line: str) -> None:
     _log.info("%s", printable(line))
 
 
-def log_nothing(line: str) -> None:
-    """Drop a line."""
+def log_nothing(*_: object, **__: object) -> None:
+    """Drop what is to be logged; a function with a name, because a callback that holds it may be pickled."""
 
 
 _shows_bars = ContextVar("shows_bars", default=False)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from bu_torch.internal.replica import (
 )
 
 _WARM_UP = 10  # checks
-_MOST_NAMES = 5
+_MOST_NAMES = 200  # characters
 _MODE = "train_mode"  # key in the parameter groups of a Schedule-Free optimiser
 _STATISTICS = ("running_mean", "running_var")  # buffers of normalising layers
 
@@ -135,9 +136,9 @@ def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
     try:
         answer = module.load_state_dict(state, strict=False)  # None from some that are overridden
         if missing := _changed_by_training(module, getattr(answer, "missing_keys", ())):
-            raise ValueError(f"they lack weights of the module: {_few(missing)}")
+            raise ValueError(f"they lack weights of the module: {shorten(', '.join(missing), _MOST_NAMES)}")
         if unknown := [name for name in state if name not in now]:
-            raise ValueError(f"the module has no place for {_few(unknown)}")
+            raise ValueError(f"the module has no place for {shorten(', '.join(unknown), _MOST_NAMES)}")
     except Exception:
         module.load_state_dict(before, strict=False)
         raise
@@ -168,12 +169,6 @@ def _changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
     loaded = {id(parameter) for name, parameter in parameters.items() if name not in absent}
     trained = {name for name, weight in parameters.items() if weight.requires_grad and id(weight) not in loaded}
     return [name for name in names if name in trained]
-
-
-def _few(names: list[str]) -> str:
-    """Names in words: the first few, and how many more there are."""
-    shown = ", ".join(names[:_MOST_NAMES])
-    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def state_dict_with(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
