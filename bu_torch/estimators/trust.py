@@ -61,9 +61,10 @@ class TrustScore:
         n_classes = int(labels.max()) + 1
         self.kept_ = torch.ones_like(labels, dtype=torch.bool)
         if self.filtering is not None:
-            from bu_torch.papers.trust import kept_by
+            from bu_torch.papers.trust import kept_by_density, kept_by_disagreement
 
-            self.kept_ = kept_by(self.filtering, features, labels, self.alpha, self.n_neighbors)
+            kept_by = kept_by_density if self.filtering == "density" else kept_by_disagreement
+            self.kept_ = kept_by(features, labels, self.alpha, self.n_neighbors)
         kept = self.kept_.nonzero().squeeze(1)
         kept = kept[labels[kept].argsort(stable=True)]  # class by class
         self._members, self.class_sizes_ = features[kept], labels[kept].bincount(minlength=n_classes)

@@ -56,10 +56,6 @@ class AnchorEstimator:
     """Base of the estimators by anchors: it holds the samples and reads logits of a model."""
 
     n_halvings = 30  # bisections of a segment
-    inputs: Tensor
-    labels: Tensor
-    mean_: Tensor
-    scale_: Tensor
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep inputs (N, d) or (N, ...), finite, and classes (N,); compute what does not depend on the classifier."""

@@ -163,14 +163,11 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
     which = torch.arange(n_points, device=points.device).repeat(n_repeats)  # the point of each entry of `cluster`
     is_final = torch.zeros(n_repeats, dtype=torch.bool, device=points.device)  # clusters that cannot be split
     while True:
-        n_clusters = len(is_final)
-        is_large = torch.bincount(cluster, minlength=n_clusters) > max_size
-        is_open = is_large & ~is_final
+        is_open = (torch.bincount(cluster, minlength=len(is_final)) > max_size) & ~is_final
         rows = is_open[cluster].nonzero().squeeze(1)
         if not len(rows):
             return cluster.view(n_repeats, n_points)
-        number = is_open.cumsum(0) - 1  # counts open clusters
-        group = number[cluster[rows]]
+        group = (is_open.cumsum(0) - 1)[cluster[rows]]  # place of the cluster among the open ones
         n_groups = int(is_open.sum())
         draws = torch.rand(2, len(rows), dtype=torch.float64, generator=generator, device="cpu").to(points.device)
         is_second = _split_in_two(points[which[rows]], group, n_groups, draws)
@@ -178,7 +175,7 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
         n_second = torch.bincount(group[is_second], minlength=n_groups)
         is_split = (n_second > 0) & (n_second < size)
         is_final[is_open.nonzero().squeeze(1)[~is_split]] = True
-        new = n_clusters + is_split.cumsum(0) - 1
+        new = len(is_final) + is_split.cumsum(0) - 1
         moves = is_second & is_split[group]
         cluster[rows[moves]] = new[group[moves]]
         is_final = torch.cat((is_final, is_final.new_zeros(int(is_split.sum()))))

@@ -77,8 +77,7 @@ def generalization_interval(
         center, lower and upper as floats, not clipped to [0, 1], so that widths can be compared.
 
     Raises:
-        ValueError: If shapes do not fit, values are out of range or not finite, or the method is unknown.
-        TypeError: If an argument does not hold real numbers.
+        TypeError, ValueError: If an argument has the wrong dtype, shape or values.
 
     Note: `"cud"` is exact, and exponential at worst; 50 samples with 500 draws take seconds to minutes on one core.
 
@@ -126,17 +125,8 @@ def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
     samples whose features are all 0 are predicted as class 1. Branch and bound as in the paper's section 4, with
     tighter bounds; exact to about 1e-8.
 
-    Args:
-        features: Columns the classifier is linear in, shape (n, p), n >= 2, tensor or array of numbers, finite.
-        labels: Classes, shape (n,), 0 or 1.
-        counts: Number of times that the draw holds each sample, shape (n,), integers >= 0 with sum n.
-
-    Returns:
-        Q, in [0, 1].
-
-    Raises:
-        ValueError: If shapes do not fit, or values are out of range or not finite.
-        TypeError: If an argument does not hold real numbers.
+    Arguments and errors are those of `generalization_interval`, with `counts`, the number of times that the draw holds
+    each sample, shape (n,), integers >= 0 with sum n. Returns Q, in [0, 1].
 
     Example:
         >>> x = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])

@@ -110,9 +110,8 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
     """Squared error count minus the amount that the measurement error adds to each apparent error.
 
     Mevik (2003), Eq. 29. The value is not clipped at 0, which would bias it: it is slightly negative for a classifier
-    whose few errors all lie nearer to an edge than sigma_delta. Arguments and errors
-    are those of `adjusted_error_count`; 0 gives `squared_error_count`. Returns a scalar >= -sigma_delta^2, in squared
-    units of z.
+    whose few errors all lie nearer to an edge than sigma_delta. Arguments and errors are those of
+    `adjusted_error_count`; 0 gives `squared_error_count`. Returns a scalar >= -sigma_delta^2, in squared units of z.
     """
     sigma = _deviation("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -121,10 +120,9 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
 def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
     """Expected squared distance from y to the interval of the predicted class, as if z were f(x).
 
-    Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.)
-
-    Arguments and errors are those of `adjusted_error_count`, `sigma_epsilon` is as in `error_rate`; 0 gives
-    `squared_error_count`. Returns a scalar >= 0, in squared units of z.
+    Mevik (2003), Eq. 30 and 31. (Eq. 11 prints the class c of y where it means the predicted class j.) Arguments and
+    errors are those of `adjusted_error_count`, `sigma_epsilon` is as in `error_rate`; 0 gives `squared_error_count`.
+    Returns a scalar >= 0, in squared units of z.
     """
     cut = _Cut(z, edges, predictions)
     return cut.at_predicted(cut.penalties(_deviation("sigma_epsilon", sigma_epsilon))).mean()

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.score import top_two
-from bu_torch.internal.inputs import check_fitted, check_integer
+from bu_torch.internal.inputs import as_tensor, check_fitted, check_integer
 from bu_torch.internal.network import check_callable, copy_to
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
@@ -67,8 +67,6 @@ class GradientAnchorUncertainty(AnchorEstimator):
         True
     """
 
-    neighbors: Tensor
-
     def __init__(
         self, n_neighbors: int = 40, bandwidth: Bandwidth = "cvml", measure: Measure = "triangle", *, gap: Gap = "own"
     ) -> None:
@@ -83,11 +81,10 @@ class GradientAnchorUncertainty(AnchorEstimator):
         return self
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier; takes models as `BoundaryUncertainty.score` does, and probabilities.
+        """Boundary uncertainty of a classifier; takes and gives what `BisectionAnchorUncertainty.score` does.
 
-        The output for a sample must not depend on other samples. Gradients of parameters are not changed. A scalar in
-        [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0, the worst, if
-        all samples are predicted alike or there is no anchor. Raises TypeError if the model is not differentiable.
+        The output for a sample must not depend on other samples. Gradients of parameters are not changed. The value is
+        0, the worst, if there is no anchor. Raises TypeError if the model is not differentiable.
         """
         logits, found = self._find_anchors(model)
         if not len(found.samples):
@@ -119,7 +116,10 @@ class GradientAnchorUncertainty(AnchorEstimator):
         labels = self.labels.cpu().numpy()
         of_classes = [signed[labels == c] for c in range(int(labels.max()) + 1)]
         holds_zero = np.array([bool(len(values)) and values.min() <= 0 <= values.max() for values in of_classes])
-        counts = np.array([_histogram_at_zero(values) for values in of_classes])
+        counts = np.zeros(len(of_classes), dtype=np.int64)
+        for c, values in enumerate(of_classes):
+            numbers, edges = np.histogram(values, bins="auto")
+            counts[c] = numbers[np.clip(np.searchsorted(edges, 0, side="right"), 1, len(numbers)) - 1]
         wanted = np.where(holds_zero, counts, 0) if holds_zero.any() else counts
         return torch.from_numpy(wanted).to(self.labels.device)
 
@@ -130,8 +130,17 @@ class GradientAnchorUncertainty(AnchorEstimator):
         scale = torch.where(varies, self.scale_, 0.0)
         gradients = []
         with evaluation_copy(model) as network, torch.inference_mode(False), torch.enable_grad():
-            for batch in self.inputs.split(_BATCH):
-                gradients.append(_gap_gradient(network, copy_to(network, batch)).to(flat.device).flatten(1))
+            try:
+                for batch in self.inputs.split(_BATCH):
+                    inputs = copy_to(network, batch).detach().clone().requires_grad_()
+                    logits = as_logits(as_tensor(network(inputs), "logits"))
+                    gap = -logits.gather(1, top_pairs(logits.detach())).diff(dim=1).abs().sum()
+                    gradients.append(torch.autograd.grad(gap, inputs)[0].to(flat.device).flatten(1))
+            except RuntimeError as error:
+                raise TypeError(
+                    "`model` must be differentiable by autograd with respect to its inputs (for other classifiers use"
+                    f" `BisectionAnchorUncertainty`), got: {error}"
+                ) from error
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
         slope = normalize(slope, math.inf, eps=torch.finfo(torch.float64).tiny)  # keeps squares in range
         return (normalize(slope) * scale).to(flat.dtype)
@@ -195,23 +204,3 @@ def _representation(labels: Tensor, n_classes: int) -> Tensor:
     place = torch.arange(n_members, device=labels.device).expand_as(labels)
     first = labels.new_full((len(labels), n_classes), n_members).scatter_reduce_(1, labels, place, "amin")
     return counts * (n_members + 1) - first + n_members
-
-
-def _histogram_at_zero(values: np.ndarray) -> int:
-    """Number of values in the bin that holds zero, or else in the bin nearest to zero; 0 if there are no values."""
-    counts, edges = np.histogram(values, bins="auto")
-    return int(counts[np.clip(np.searchsorted(edges, 0, side="right"), 1, len(counts)) - 1])
-
-
-def _gap_gradient(model: Callable[[Tensor], Any], batch: Tensor) -> Tensor:
-    inputs = batch.detach().clone().requires_grad_()
-    try:
-        found = model(inputs)
-        logits = as_logits(found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu"))
-        gap = -logits.gather(1, top_pairs(logits.detach())).diff(dim=1).abs().sum()
-        return torch.autograd.grad(gap, inputs)[0]
-    except RuntimeError as error:
-        raise TypeError(
-            "`model` must be differentiable by autograd with respect to its inputs (for other classifiers use"
-            f" `BisectionAnchorUncertainty`), got: {error}"
-        ) from error

@@ -1,7 +1,7 @@
 """Boundary uncertainty by Proposal 2 of one classifier after another on the same labelled samples."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from bu_torch.internal.network import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 from bu_torch.papers.parzen import Clusters, cluster_counts, mean_of_pairs, omission, omission_of_counts, top_pairs
 from bu_torch.papers.prototypes import PrototypeClassifier
-
-PairsAt = Literal["perturbed", "sample"]
 
 
 class ParzenUncertainty(PerturbedEstimator):
@@ -57,12 +55,12 @@ class ParzenUncertainty(PerturbedEstimator):
         n_draws: int = 1,
         seed: int = 0,
         *,
-        pairs_at: PairsAt = "perturbed",
+        pairs_at: Literal["perturbed", "sample"] = "perturbed",
         bandwidth: Bandwidth = "silverman",
         **options: Any,
     ) -> None:
         super().__init__(n_neighbors, n_draws, seed, **options)
-        self.pairs_at: PairsAt = check_choice("pairs_at", pairs_at, get_args(PairsAt))
+        self.pairs_at = check_choice("pairs_at", pairs_at, ("perturbed", "sample"))
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
 
     def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -94,8 +95,7 @@ class PrototypeClassifier:
         n_distinct = len(torch.unique(features, dim=0))
         if self.n_prototypes == "aic":
             # With as many prototypes as distinct samples the SSE is 0, and the criterion is not defined.
-            most = max(1, min(_MOST_PROTOTYPES, len(features) // 2, n_distinct - 1))
-            numbers = range(1, most + 1, 2)
+            numbers = range(1, max(1, min(_MOST_PROTOTYPES, len(features) // 2, n_distinct - 1)) + 1, 2)
         else:
             most = min(self.n_prototypes, n_distinct)
             numbers = range(2 - most % 2, most + 1, 2)
@@ -103,11 +103,8 @@ class PrototypeClassifier:
         mean = (features / unit).mean(dim=0)
         points = (features / unit - mean).float()
         found = list(grown(points, numbers, _STEPS))
-        best = len(found) - 1
-        if self.n_prototypes == "aic":
-            criteria = [_aic(features.shape, len(centers), error) for centers, error in found]
-            best = criteria.index(min(criteria))
-        centers, _ = lloyd(points, found[best][0], _LAST_STEPS)
+        best = min(found, key=partial(_aic, features.shape)) if self.n_prototypes == "aic" else found[-1]
+        centers, _ = lloyd(points, best[0], _LAST_STEPS)
         return (centers.to(features) + mean) * unit
 
 
@@ -136,11 +133,12 @@ def grown(points: Tensor, numbers: Sequence[int], n_steps: int) -> Iterator[tupl
         yield centers, error
 
 
-def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
-    """Akaike's criterion, infinite for an SSE of 0."""
+def _aic(shape: tuple[int, ...], fitted: tuple[Tensor, float]) -> float:
+    """Akaike's criterion of centres (k, d) and their error (SSE), infinite for an error of 0."""
+    n_samples, n_features = shape
+    k, sse = len(fitted[0]), fitted[1]
     if sse <= 0:
         return math.inf
-    n_samples, n_features = shape
     variance = sse / (n_samples * n_features)
     fit = n_samples * n_features * (math.log(2 * math.pi * variance) + 1) + 2 * n_samples * math.log(k)
     return fit + 2 * (k * n_features + 1)

@@ -15,18 +15,10 @@ from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, che
 from bu_torch.neighbors.graph import nearest_others
 from bu_torch.papers.continuum import as_real
 
-Filtering = Literal["density", "disagreement"]
-
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
 
 
-def kept_by(filtering: Filtering, features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
-    """True for each sample that a filter of `TrustScore` keeps, (N,) bool."""
-    by = _kept_by_density if filtering == "density" else _kept_by_disagreement
-    return by(features, labels, alpha, n_neighbors)
-
-
-def _kept_by_density(features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
+def kept_by_density(features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
     """In each class, those with a k-NN radius up to the (1 - alpha)-quantile; a sample is its own first neighbour."""
     kept = torch.ones_like(labels, dtype=torch.bool)
     too_small = []
@@ -38,21 +30,15 @@ def _kept_by_density(features: Tensor, labels: Tensor, alpha: float, n_neighbors
             radius = nearest_others(features[members], n_neighbors - 1)[0][:, -1]
             kept[members] = radius <= radius.sort().values[len(radius) - math.floor(alpha * len(radius)) - 1]
     if too_small:
-        warnings.warn(
-            f"Classes {too_small} have fewer than n_neighbors={n_neighbors} samples: no density can be"
-            " estimated there, so all their samples are kept.",
-            stacklevel=4,
-        )
+        kept_all = f"Classes {too_small} have fewer than n_neighbors={n_neighbors} samples, which are all kept."
+        warnings.warn(kept_all, stacklevel=3)
     return kept
 
 
-def _kept_by_disagreement(features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
+def kept_by_disagreement(features: Tensor, labels: Tensor, alpha: float, n_neighbors: int) -> Tensor:
     """All but those with the largest share of other labels among their neighbours, then with the largest radius."""
     if len(features) <= n_neighbors:
-        raise ValueError(
-            f"`features` must hold more than n_neighbors={n_neighbors} samples to filter by disagreement,"
-            f" got {len(features)}."
-        )
+        raise ValueError(f"`features` must hold more than n_neighbors={n_neighbors} samples, got {len(features)}.")
     distances, rows = nearest_others(features, n_neighbors)
     disagreement = (labels[rows] != labels.unsqueeze(1)).double().mean(dim=1)
     order = distances[:, -1].argsort(stable=True)
@@ -86,8 +72,7 @@ def trustworthy_precision(scores: Any, is_correct: Any, percentiles: Any = None)
         Shape (P,), in [0, 1], float64, on the device of the scores.
 
     Raises:
-        TypeError: If `is_correct` is not bool or another argument not real.
-        ValueError: If an argument has the wrong shape or values.
+        TypeError, ValueError: If an argument has the wrong dtype, shape or values.
 
     Example:
         >>> scores, is_correct = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, False, True])
@@ -116,7 +101,7 @@ def select_alpha(
     labels: Any,
     predictions: Any,
     *,
-    filtering: Filtering = "density",
+    filtering: Literal["density", "disagreement"] = "density",
     n_neighbors: int = 10,
     n_folds: int = 5,
     seed: int = 0,
@@ -142,8 +127,7 @@ def select_alpha(
         The fraction, and the precision of each candidate.
 
     Raises:
-        TypeError: If an argument does not hold real numbers.
-        ValueError: If shapes do not fit, or no prediction is wrong.
+        TypeError, ValueError: If an argument has the wrong dtype or shape, or no prediction is wrong.
     """
     from sklearn.model_selection import StratifiedKFold
 
