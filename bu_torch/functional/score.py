@@ -233,17 +233,9 @@ def accuracy_uncertainty_trust(
 def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor | None = None) -> Attainable:
     """Most that expected accuracy, boundary uncertainty and trust reach at points, whatever the classifier.
 
-    Args:
-        probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
-        class_distances: Distance from each point to each class, shape (N, J), >= 0, floating point.
-        weights: Relative weight of each point, shape (N,), > 0, floating point; None for equal weights.
-
-    Returns:
-        Expected accuracy of the most probable classes; boundary uncertainty of a boundary that ranks the points by the
-        uncertainty of their two likeliest classes, and runs between these; trust score of the nearest classes.
-
-    Raises:
-        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
+    Arguments and errors are those of `expected_accuracy` and `trust_score`, at the same points and without predictions.
+    Returns the expected accuracy of the most probable classes; the boundary uncertainty of a boundary that ranks the
+    points by the uncertainty of their two likeliest classes, and runs between these; the trust of the nearest classes.
     """
     accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
     local = largest_uncertainty(probabilities)

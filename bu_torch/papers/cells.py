@@ -88,12 +88,17 @@ class CellSearch:
 
     def _open(self, node: Node) -> None:
         margins = node.rows @ node.point
-        is_free, is_touching = node.side == 0, np.abs(margins) <= self.touch
-        beyond = np.flatnonzero(is_free & (margins < -self.touch))
+        beyond = np.flatnonzero((node.side == 0) & (margins < -self.touch))
         beyond = beyond[np.argsort(margins[beyond], kind="stable")]  # farthest first
         g = self._g(node.loss)
         limit = node.total - (self.best + GAP) / g
-        lost, missed, conflict = self._touching(node, np.flatnonzero(is_touching), limit)
+        rows = np.flatnonzero(np.abs(margins) <= self.touch)
+        side, lost, missed, conflict = node.side[rows], 0.0, rows[:0], rows[:0]
+        # The rows of the multipliers are independent: if no others touch the point, their open cone is not empty.
+        if len(rows) > node.n_active or not side.all():
+            normals = node.normals[rows] * np.where(side < 0, -1, 1)[:, None]
+            lost, is_met, in_conflict = _conflicts(normals, side != 0, self.values[rows], limit)
+            missed, conflict = rows[~is_met & (side == 0)], rows[in_conflict]
         if lost == np.inf:  # no classifier lies here, or none that is better
             return
         self.best = max(self.best, (node.total - self.values[beyond].sum() - self.values[missed].sum()) * g)
@@ -132,19 +137,6 @@ class CellSearch:
         bound = min(bound, total * self._g(loss))
         n_active = int(np.sum(multipliers > 0))
         self._push(bound, total, side, node.rows, node.normals, self.center + step, loss, n_active)
-
-    def _touching(self, node: Node, rows: Rows, limit: float) -> tuple[float, Rows, Rows]:
-        """Least cost of conflicts among rows whose boundary holds the node's point; see `_conflicts`.
-
-        Also returns the free rows on the wrong side of the direction found, and the free rows of one conflict. The
-        rows of the multipliers are independent, so without further rows the open cone is not empty.
-        """
-        side = node.side[rows]
-        if len(rows) <= node.n_active and side.all():
-            return 0.0, rows[:0], rows[:0]
-        normals = node.normals[rows] * np.where(side < 0, -1, 1)[:, None]
-        lost, is_met, conflict = _conflicts(normals, side != 0, self.values[rows], limit)
-        return lost, rows[~is_met & (side == 0)], rows[conflict]
 
 
 def _merged(normals: Floats, pulls: Floats) -> tuple[Floats, Rows]:

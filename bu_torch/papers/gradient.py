@@ -58,13 +58,6 @@ class GradientAnchorUncertainty(AnchorEstimator):
     Attributes:
         inputs, labels, mean_, scale_: As in `BisectionAnchorUncertainty`.
         neighbors: (N, n_neighbors) int64.
-
-    Example:
-        >>> labels = torch.arange(400) % 2
-        >>> features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> uncertainty = GradientAnchorUncertainty().fit(features, labels)
-        >>> bool(uncertainty.score(lambda x: x.sum(1) - 2) > uncertainty.score(lambda x: x.sum(1) - 4))
-        True
     """
 
     def __init__(
@@ -103,7 +96,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         if bool((predicted == predicted[0]).all()):
             return logits, none
         direction = self._direction(model)
-        ends = flat + self._steps(model, flat, direction, predicted, self._wanted(logits)) * direction
+        ends = flat + self._steps(model, direction, predicted, self._wanted(logits)) * direction
         samples = (self._read(model, ends).argmax(dim=1) != predicted).nonzero().squeeze(1)
         if not len(samples):
             return logits, none
@@ -137,18 +130,15 @@ class GradientAnchorUncertainty(AnchorEstimator):
                     gap = -logits.gather(1, top_pairs(logits.detach())).diff(dim=1).abs().sum()
                     gradients.append(torch.autograd.grad(gap, inputs)[0].to(flat.device).flatten(1))
             except RuntimeError as error:
-                raise TypeError(
-                    "`model` must be differentiable by autograd with respect to its inputs (for other classifiers use"
-                    f" `BisectionAnchorUncertainty`), got: {error}"
-                ) from error
+                others = "for other classifiers use `BisectionAnchorUncertainty`"
+                raise TypeError(f"`model` must be differentiable by its inputs ({others}), got: {error}") from error
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
         slope = normalize(slope, math.inf, eps=torch.finfo(torch.float64).tiny)  # keeps squares in range
         return (normalize(slope) * scale).to(flat.dtype)
 
-    def _steps(
-        self, model: Callable[[Tensor], Any], flat: Tensor, direction: Tensor, predicted: Tensor, wanted: Tensor
-    ) -> Tensor:
+    def _steps(self, model: Callable[[Tensor], Any], direction: Tensor, predicted: Tensor, wanted: Tensor) -> Tensor:
         """Step of each sample (N, 1), common to its class; 0 for a class without anchors."""
+        flat = self.inputs.flatten(1)
         tolerance = (wanted / 10).clamp(max=_STEP_TOLERANCE)
         low, high = (torch.full_like(tolerance, end, dtype=torch.float64) for end in _STEP_RANGE)
         best, miss = torch.zeros_like(low), wanted.double()
