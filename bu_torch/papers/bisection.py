@@ -91,8 +91,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         samples = found.samples.unique()
         if len(samples) < self.min_size:
             return logits.new_zeros(())
-        points = self._standardized[samples]
-        clusters = divisive_clusters(points, self.max_size, self.n_repeats, self.seed)
+        clusters = divisive_clusters(self._standardized[samples], self.max_size, self.n_repeats, self.seed)
         n_clusters = int(clusters.max()) + 1
         size = torch.bincount(clusters.flatten(), minlength=n_clusters)
 
@@ -125,8 +124,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             chance = torch.rand(len(starts), dtype=torch.float64, generator=generator, device="cpu")
             ends = _partners(first, second, starts, chance)
             points, pairs = self._bisect(model, flat[starts], flat[ends])
-            _, near = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1)
-            samples = near.squeeze(1)
+            samples = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1)[1].squeeze(1)
             found.append(Anchors(points, pairs, samples))
             active = code[starts[~is_near[samples]]]
             is_near[samples] = True
@@ -171,9 +169,8 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
         n_groups = int(is_open.sum())
         draws = torch.rand(2, len(rows), dtype=torch.float64, generator=generator, device="cpu").to(points.device)
         is_second = _split_in_two(points[which[rows]], group, n_groups, draws)
-        size = torch.bincount(group, minlength=n_groups)
         n_second = torch.bincount(group[is_second], minlength=n_groups)
-        is_split = (n_second > 0) & (n_second < size)
+        is_split = (n_second > 0) & (n_second < torch.bincount(group, minlength=n_groups))
         is_final[is_open.nonzero().squeeze(1)[~is_split]] = True
         new = len(is_final) + is_split.cumsum(0) - 1
         moves = is_second & is_split[group]

@@ -51,7 +51,7 @@ class CellSearch:
     """
 
     def __init__(self, design: Floats, targets: Floats, counts: Floats) -> None:
-        rows, center, loss = _whiten(design, targets, counts)
+        rows, self.center, loss = _whiten(design, targets, counts)
         self.slack = float(np.sum(counts * (targets - design @ (design.T @ targets)) ** 2)) - loss
         norms = np.linalg.norm(design, axis=1)
         weights = counts - 1
@@ -63,8 +63,7 @@ class CellSearch:
         self.pulls, self.values, self.normals = pulls, np.abs(pulls), normals[used]
         self.rows = rows[~is_zero][used]
         self.rows /= np.linalg.norm(self.rows, axis=1, keepdims=True)
-        self.center = center
-        self.touch = TOUCH * (1 + float(np.linalg.norm(center)))
+        self.touch = TOUCH * (1 + float(np.linalg.norm(self.center)))
         self.best, self.heap, self.n_nodes = 0.0, list[Node](), 0
 
     def run(self) -> float:

@@ -97,8 +97,8 @@ def generalization_interval(
     generator = torch.Generator().manual_seed(check_seed(seed))
     draws = _draws(len(targets), n_bootstrap, generator)
     if method == "cud":
-        suprema = torch.tensor([_supremum(design, targets, draw) for draw in draws], dtype=torch.float64)
-        return _symmetric(_training_error(design, targets), _quantile(suprema, confidence))
+        radius = _quantile([_supremum(design, targets, draw) for draw in draws], confidence)
+        return _symmetric(_training_error(design, targets), radius)
     center = _estimate_632(design, targets, draws)
     if method == "yang":
         return _symmetric(center, _radius_of_folds(design, targets, confidence, seed))
@@ -109,7 +109,7 @@ def generalization_interval(
     for draw in _draws(len(targets), n_bootstrap, generator):
         rows = torch.arange(len(targets), device=draw.device).repeat_interleave(draw)
         estimates.append(_estimate_632(design[rows], targets[rows], _draws(len(targets), _INNER_DRAWS, generator)))
-    lower, upper = (_quantile(torch.tensor(estimates, dtype=torch.float64), level) for level in (tail, 1 - tail))
+    lower, upper = (_quantile(estimates, level) for level in (tail, 1 - tail))
     if method == "bootstrap_corrected":
         lower, upper = 2 * center - upper, 2 * center - lower
     return Interval(center, lower, upper)
@@ -188,10 +188,10 @@ def _supremum(design: Tensor, targets: Tensor, counts: Tensor) -> float:
     return float(search.run()) / len(counts)
 
 
-def _quantile(values: Tensor, level: float) -> float:
+def _quantile(values: list[float], level: float) -> float:
     """Sample quantile: the smallest value that at least a share `level` of the values do not exceed."""
     place = math.ceil(round(level * len(values), 9))
-    return float(values.sort().values[max(place, 1) - 1])
+    return sorted(values)[max(place, 1) - 1]
 
 
 def _symmetric(center: float, radius: float) -> Interval:

@@ -110,8 +110,8 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
     """Squared error count minus the amount that the measurement error adds to each apparent error.
 
     Mevik (2003), Eq. 29. The value is not clipped at 0, which would bias it: it is slightly negative for a classifier
-    whose few errors all lie nearer to an edge than sigma_delta. Arguments and errors are those of
-    `adjusted_error_count`; 0 gives `squared_error_count`. Returns a scalar >= -sigma_delta^2, in squared units of z.
+    whose few errors all lie nearer to an edge than sigma_delta. Arguments and errors are those
+    of `adjusted_error_count`; 0 gives `squared_error_count`. Returns a scalar >= -sigma_delta^2, in squared units of z.
     """
     sigma = _deviation("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)

@@ -92,14 +92,13 @@ class GradientAnchorUncertainty(AnchorEstimator):
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
         predicted = logits.argmax(dim=1)
-        none = Anchors(self.inputs[:0], predicted.new_zeros(0, 2), predicted[:0])
-        if bool((predicted == predicted[0]).all()):
-            return logits, none
-        direction = self._direction(model)
-        ends = flat + self._steps(model, direction, predicted, self._wanted(logits)) * direction
-        samples = (self._read(model, ends).argmax(dim=1) != predicted).nonzero().squeeze(1)
+        samples = predicted[:0]
+        if bool((predicted != predicted[0]).any()):
+            direction = self._direction(model)
+            ends = flat + self._steps(model, direction, predicted, self._wanted(logits)) * direction
+            samples = (self._read(model, ends).argmax(dim=1) != predicted).nonzero().squeeze(1)
         if not len(samples):
-            return logits, none
+            return logits, Anchors(self.inputs[:0], predicted.new_zeros(0, 2), samples)
         points, pairs = self._bisect(model, flat[samples], ends[samples])
         return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
 
@@ -109,18 +108,15 @@ class GradientAnchorUncertainty(AnchorEstimator):
         labels = self.labels.cpu().numpy()
         of_classes = [signed[labels == c] for c in range(int(labels.max()) + 1)]
         holds_zero = np.array([bool(len(values)) and values.min() <= 0 <= values.max() for values in of_classes])
-        counts = np.zeros(len(of_classes), dtype=np.int64)
-        for c, values in enumerate(of_classes):
-            numbers, edges = np.histogram(values, bins="auto")
-            counts[c] = numbers[np.clip(np.searchsorted(edges, 0, side="right"), 1, len(numbers)) - 1]
+        bins = [np.histogram(values, bins="auto") for values in of_classes]
+        counts = np.array([n[np.clip(np.searchsorted(edges, 0, side="right"), 1, len(n)) - 1] for n, edges in bins])
         wanted = np.where(holds_zero, counts, 0) if holds_zero.any() else counts
         return torch.from_numpy(wanted).to(self.labels.device)
 
     def _direction(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Step of each sample towards the boundary (N, d), of length 1 in standardised features, in units of inputs."""
         flat = self.inputs.flatten(1)
-        varies = (flat != flat[:1]).any(dim=0)
-        scale = torch.where(varies, self.scale_, 0.0)
+        scale = torch.where((flat != flat[:1]).any(dim=0), self.scale_, 0.0)
         gradients = []
         with evaluation_copy(model) as network, torch.inference_mode(False), torch.enable_grad():
             try:
@@ -168,16 +164,20 @@ class GradientAnchorUncertainty(AnchorEstimator):
         and they affect the widths but not the counts.
         """
         given = self.labels[neighbors]
-        i, j = top_two(_representation(given, logits.shape[1])).split(1, dim=1)
+        shape, n_members = (len(given), logits.shape[1]), given.shape[1]
+        counts = given.new_zeros(shape).scatter_add_(1, given, torch.ones_like(given))
+        place = torch.arange(n_members, device=given.device).expand_as(given)
+        first = given.new_full(shape, n_members).scatter_reduce_(1, given, place, "amin")
+        i, j = top_two(counts * (n_members + 1) - first).split(1, dim=1)
         if self.gap == "own":
             nearness = near_boundary_ness(logits, self.labels)[neighbors]
             axis = torch.where(given == j, -nearness, nearness)
         else:
             axis = logits[neighbors, j] - logits[neighbors, i]
         kernel = boundary_kernel(axis, self.bandwidth)
-        counts = torch.stack([torch.where(given == own, kernel, 0).sum(dim=1) for own in (i, j)], dim=1)
-        pair = torch.arange(2, device=i.device).expand_as(counts)
-        return class_uncertainty(counts, pair, measure=self.measure)
+        smooth = torch.stack([torch.where(given == own, kernel, 0).sum(dim=1) for own in (i, j)], dim=1)
+        pair = torch.arange(2, device=i.device).expand_as(smooth)
+        return class_uncertainty(smooth, pair, measure=self.measure)
 
 
 def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
@@ -185,12 +185,3 @@ def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
     top = top_two(logits)
     first, second = logits.gather(1, top).unbind(dim=1)
     return torch.where(top[:, 0] == labels, second - first, first - second)
-
-
-def _representation(labels: Tensor, n_classes: int) -> Tensor:
-    """Rank of each class in rows of labels (n, M): larger for commoner ones; among equals, for the first to occur."""
-    n_members = labels.shape[1]
-    counts = labels.new_zeros(len(labels), n_classes).scatter_add_(1, labels, torch.ones_like(labels))
-    place = torch.arange(n_members, device=labels.device).expand_as(labels)
-    first = labels.new_full((len(labels), n_classes), n_members).scatter_reduce_(1, labels, place, "amin")
-    return counts * (n_members + 1) - first + n_members

@@ -100,7 +100,7 @@ def likely_bayes_pairs(samples: PerturbedEstimator, points: Tensor) -> Tensor:
     return present[prototypes.top_pairs(points)]
 
 
-def mean_of_draws(logits: Tensor, own: Tensor | None, clusters: Clusters, bandwidth: Bandwidth = "silverman") -> Tensor:
+def mean_of_draws(logits: Tensor, own: Tensor | None, clusters: Clusters, bandwidth: Bandwidth) -> Tensor:
     """U of logits (D * N, J), a scalar, float64; with `own`, logits (N, J) of the samples, pairs are read there."""
     predicted_pairs = None
     if own is not None:
@@ -126,7 +126,7 @@ class ProposalSignals:
         columns = samples.classes.columns(logits.argmax(dim=1))
         left_out = omission_of_counts(self._label_counts, columns, samples.neighbors, weights=samples.weights)
         clusters = Clusters(samples.labels, samples.neighbors, samples.weights, self._pairs, self._pair_index)
-        uncertainty = mean_of_draws(logits, own, clusters)
+        uncertainty = mean_of_draws(logits, own, clusters, "silverman")
         return {"parzen_uncertainty": uncertainty.to(logits.dtype).double(), "omission": left_out}
 
     def to(self, device: torch.device | str) -> Self:
