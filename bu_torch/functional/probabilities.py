@@ -45,7 +45,7 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, weights: Tensor
         difference, residual = difference * root, residual * root
     squared_length = difference.square().sum()
     best = (residual * difference).sum() / squared_length
-    return torch.where(squared_length > 0, best, torch.zeros_like(best)).clamp(0, 1)
+    return torch.where(squared_length > 0, best, 0.0).clamp(0, 1)
 
 
 def scale_to_shares(probabilities: Tensor, shares: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -141,9 +141,8 @@ def _likeliest_width(squares: Tensor, weights: Tensor, h: Tensor, floor: Tensor,
     rows = torch.arange(len(h), device=h.device)
     before, following = _expectation(squares, offset, h, floor)
     for _ in range(_STEPS + 1):
-        h = following
-        likelihood, following = _expectation(squares, offset, h, floor)
-        found[rows] = h
+        found[rows] = following
+        likelihood, following = _expectation(squares, offset, following, floor)
         is_left = ~((likelihood - before).abs() < _TOLERANCE)
         rows, squares, offset, floor = rows[is_left], squares[is_left], offset[is_left], floor[is_left]
         before, following = likelihood[is_left], following[is_left]
