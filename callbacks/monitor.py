@@ -112,10 +112,8 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: File beside the checkpoints (or the logs, if there are none) with a line of JSON for each check,
-            written as soon as it is measured: `epoch`, `step`, `seconds` since training began, `check_seconds`,
-            `train_loss` if `training_step` logs it (or `training_loss`, `train/loss`, `loss/train`, `loss`), and what
-            `history` has. "" without checkpoints and logs on this machine's disk, in `fast_dev_run`, with `barebones`,
-            and in other processes than the first.
+            written as soon as it is measured, for `bu-torch report`. "" without checkpoints and logs on this machine's
+            disk, in `fast_dev_run`, with `barebones`, and in other processes than the first.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or

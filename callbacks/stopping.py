@@ -135,11 +135,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         passes all of them twice. `docs/papers.md` compares the epochs that it keeps with those of the default.
         `overrides` take the place of these arguments.
 
-        Departures: a sample moves by the distance to its nearest in a random direction; the paper's words, "uniform
-        across the features", can be read as `perturbation="uniform"` too (`perturb`). The kernel width is Silverman's
-        rule; Eq. 32 as printed has M^(-1/5) within the minimum. A wrong pair is that of Eq. 18; Eq. 36 as printed knows
-        none. A pair of classes is separable (Eq. 39) below 1e-6 effective samples near its boundary, not at 0. Samples
-        count as often as a sampler draws them, times the weights of their classes in the loss.
+        Departures are those of `bu_torch.functional.parzen_uncertainty`. Samples move in a random direction; the
+        paper's words, "uniform across the features", can be read as `perturbation="uniform"` too (`bu_torch.perturb`).
+        They count as often as a sampler draws them, times the weights of their classes in the loss.
         """
         published: dict[str, Any] = {"rule": "parzen_uncertainty", "averaging": None, "n_draws": 1}
         published |= {"max_samples": sys.maxsize, "feature_extractor": "inputs", "perturbation": "random"}

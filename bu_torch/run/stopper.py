@@ -21,9 +21,8 @@ from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
 from bu_torch.samples.samples import Samples, whole_samples
 
 _CHECKS_ALONE = (
-    "This process checks alone, of several that train. Buffers of BatchNorm differ among them, so that others may keep"
-    " other weights, or go on and wait for this one for ever. Pass `process_group=torch.distributed.group.WORLD` in all"
-    " of them, or check in one process alone and send its answer, and in the end its weights, to the others."
+    "This process checks alone, of several that train, and others may keep other weights, or wait for it for ever."
+    " Pass `process_group=torch.distributed.group.WORLD` in all of them."
 )
 
 
