@@ -93,11 +93,8 @@ class TrustScore:
             left_out = left_out.unsqueeze(1) if left_out.ndim == 1 else left_out
             check_tensor("left_out", left_out, (len(features), "k"), below=len(self._place))
             place = self._place[left_out.long().to(self._place.device)].to(features.device)
-        distances = features.new_full((len(features), len(self.class_sizes_)), math.inf)
-        present = self.class_sizes_.nonzero().squeeze(1)
-        groups = self._members.to(features).split(self.class_sizes_[present].tolist())
-        distances[:, present.to(features.device)] = nearest_of_groups(features, groups, place).to(features.dtype)
-        return distances
+        groups = self._members.to(features).split(self.class_sizes_.tolist())
+        return nearest_of_groups(features, groups, place).to(features.dtype)
 
     def score(self, features: Any, predictions: Any) -> Tensor:
         """Trust score of each prediction, (n,), in [0, inf]; above 1 the prediction is the nearest class.

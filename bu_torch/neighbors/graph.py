@@ -77,19 +77,21 @@ def first_positive(features: Tensor, distances: Tensor) -> Tensor:
 def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor | None = None) -> Tensor:
     """Distance of points (n, d) to the nearest member of each of G groups, (n, G) float64, each column contiguous.
 
-    The nearest member is found by |y|^2 - 2 x.y in float64, and its distance is that of the difference. Groups hold at
-    least one member (m, d) each. `left_out` (n, k), int64, are members that a point must not find, numbered through all
-    groups, -1 for none; no member at all is infinitely far.
+    The nearest member is found by |y|^2 - 2 x.y in float64, and its distance is that of the difference. Groups are
+    tensors (m, d), at least one of them not empty. `left_out` (n, k), int64, are members that a point must not find,
+    numbered through all groups, -1 for none; a group without members is infinitely far.
     """
     stacked = torch.cat(list(groups)).double()
     centre = stacked.median(dim=0).values
     parts = [(part, part.square().sum(dim=1)) for part in (stacked - centre).split([len(group) for group in groups])]
     n_elements = _CACHED_ELEMENTS if points.is_cpu else _BLOCK_ELEMENTS
-    n_rows = max(_LEAST_ROWS, n_elements * len(groups) // len(stacked))
-    distances = torch.empty((len(groups), len(points)), dtype=torch.float64, device=points.device)
+    n_rows = max(_LEAST_ROWS, n_elements * sum(len(group) > 0 for group in groups) // len(stacked))
+    distances = torch.full((len(groups), len(points)), torch.inf, dtype=torch.float64, device=points.device)
     for rows in torch.arange(len(points), device=points.device).split(n_rows):
         block, first = points[rows].double() - centre, 0
         for (members, norms), into in zip(parts, distances, strict=True):
+            if not len(members):
+                continue
             squared = torch.addmm(norms, block, members.T, alpha=-2)
             if left_out is not None:
                 place = left_out[rows] - first

@@ -75,11 +75,8 @@ class PrototypeClassifier:
         """
         check_fitted(self, "n_prototypes_")
         features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
-        present = self.n_prototypes_.nonzero().squeeze(1)
-        groups = [self.prototypes_[label].to(features) for label in present.tolist()]
-        distances = features.new_full((len(features), len(self.prototypes_)), math.inf)
-        distances[:, present.to(features.device)] = nearest_of_groups(features, groups).to(features.dtype)
-        return distances
+        groups = [prototypes.to(features) for prototypes in self.prototypes_]
+        return nearest_of_groups(features, groups).to(features.dtype)
 
     def top_pairs(self, features: Any) -> Tensor:
         """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.
