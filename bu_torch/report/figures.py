@@ -80,6 +80,8 @@ def curves(record: RunRecord) -> Section | None:
     reading += " Each axis shows the later values: those of the first quarter of the checks may be cut off."
     if record.settings.get("averaging"):
         reading += " All values but the loss are measured on averaged weights."
+    if "train_loss" in shown and math.isnan(shown["train_loss"][0]):
+        reading += " Losses before the run was resumed are in its earlier record."
     return _figure("curves", "Curves", reading.lstrip(), traces, layout, 90 + _PANEL_HEIGHT * len(shown))
 
 

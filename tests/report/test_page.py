@@ -61,6 +61,13 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     assert "MIT License" in resource("plotly/LICENSE")
 
 
+@pytest.mark.parametrize("first", [1.5, None])
+def test_a_page_of_a_resumed_run_says_where_its_first_losses_are(tmp_path, first):
+    made = [json.loads(line) for line in records.write_run(tmp_path / "whole", n_checks=4).read_text().splitlines()]
+    made[1]["train_loss"] = first
+    assert ("earlier record" in render(read_record(write(tmp_path, *made)))) == (first is None)
+
+
 def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     path = records.write_run(tmp_path / "<img src=x onerror=alert(3)>", n_checks=3, classes=[MARKUP, "<!--", "&"])
     made = [json.loads(line) for line in path.read_text().splitlines()]
