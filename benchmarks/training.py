@@ -149,7 +149,7 @@ class Watched:
         **settings: Any,
     ) -> None:
         inputs, labels = samples
-        self.engine = Engine(Settings(averaging=None, seed=seed, **settings), warn=lambda line: None)
+        self.engine = Engine(Settings(averaging=None, seed=seed, **settings))
         if isinstance(nets, Stack):
             n_operations = nets.n_operations
         else:

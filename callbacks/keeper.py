@@ -5,7 +5,6 @@ share a state key with the user's own, and forget the best score when a resumed 
 """
 
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +130,7 @@ class FileKeeper(ModelCheckpoint):
             logger.after_save_checkpoint(weakref.proxy(self))
         if self._earlier in self.written and self._should_remove_checkpoint(trainer, self._earlier, path):
             trainer.strategy.remove_checkpoint(self._earlier)
-        elif self._earlier:
-            left = printable(self._earlier)
-            engine.log_if_verbose(f"bu-torch leaves the best checkpoint of an earlier run where it is: {left}")
-        self._earlier = ""
+        self._earlier = ""  # that of an earlier run stays
 
     def put_measured(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         """Put the measured weights into the own file, and beside them those of training."""
@@ -178,27 +174,23 @@ def _on_cpu(value: Any) -> Tensor:
 
 
 class LastCallback(Callback):
-    """Calls `conclude(trainer, exception)` and `complete(trainer, checkpoint)` after all other callbacks.
+    """Has its owner complete checkpoints and conclude the training after all other callbacks.
 
     So they save the training weights, and what they change in a checkpoint is known.
     """
 
-    def __init__(
-        self,
-        conclude: Callable[[Trainer, BaseException | None], None],
-        complete: Callable[[Trainer, dict[str, Any]], None],
-    ) -> None:
+    def __init__(self, owner: Any) -> None:
         skip_empty_hooks(self)
-        self._conclude, self._complete = conclude, complete
+        self._owner = owner
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._complete(trainer, checkpoint)
+        self._owner.complete(trainer, checkpoint)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._conclude(trainer, None)  # the module's own hook, which may export the network, comes next
+        self._owner.conclude(trainer)  # the module's own hook, which may export the network, comes next
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._conclude(trainer, None)  # if there was no training
+        self._owner.conclude(trainer)  # if there was no training
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._conclude(trainer, exception)
+        self._owner.conclude(trainer, exception)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
 from bu_torch.callbacks.samples import (
     InputWatch,
@@ -24,7 +24,6 @@ from bu_torch.callbacks.trainer import (
     Callback,
     LightningModule,
     LightningProcesses,
-    MetricLogger,
     MisconfigurationException,
     StochasticWeightAveraging,
     Trainer,
@@ -32,7 +31,7 @@ from bu_torch.callbacks.trainer import (
     WeightAveraging,
     check_trainer,
     lightning_average,
-    log_line,
+    log_check,
     misconfigured,
     record_folder,
     skip_empty_hooks,
@@ -164,9 +163,9 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self._reset(settings)  # so that results can be asked for before a fit
 
     def _reset(self, settings: Settings) -> None:
-        self.engine = Engine(settings, rank_zero_warn, log_line)
+        self.engine = Engine(settings)
         self._watch = InputWatch()
-        self._logger = MetricLogger()
+        self._logged: dict[str, Tensor] = {}  # values of the last check
         self._is_sanity_checked = False  # a few samples were read as a check reads them
         self._n_due = 0  # checks by steps that were due up to the last batch
 
@@ -191,12 +190,13 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             settings = Settings(**{name: getattr(self, name) for name in _SETTINGS})  # which may have been set since
         why = _why_not_averaged(trainer) if settings.averaging is not None else ""
         self._reset(replace(settings, averaging=None) if why else settings)  # states are loaded after `setup`
+        self.engine.processes = LightningProcesses(trainer)
         if why:
-            self.engine.log_if_verbose(f"bu-torch does not average the weights: {why}.")
+            self.engine.log(f"bu-torch does not average the weights: {why}.", if_verbose=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started, engine = time.perf_counter(), self.engine
-        engine.processes = LightningProcesses(trainer)
+        engine.reader = TrainerReader(trainer, engine.settings)
         self._n_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
         if getattr(trainer.strategy, "zero_stage_3", False):
             raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
@@ -230,28 +230,23 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}
             engine.open_record(folder, {**vars(engine.settings), **self.source._asdict(), **every})
 
-    def _reader(self, trainer: Trainer) -> TrainerReader:
-        shared = self.engine.shared
-        return TrainerReader(trainer, self.engine, None if shared is None else shared.packing)
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         if self.is_by_steps:
-            self._logger.clear_callback_metrics(trainer)
+            self._clear_callback_metrics(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._is_sanity_checked or has_lazy_layers(pl_module)):
             with self.engine.record.timing("setup_seconds"):
-                self._sanity_check(trainer, pl_module)
+                self._sanity_check(pl_module)
             self._is_sanity_checked = True
             self._watch.attach(pl_module)
 
-    def _sanity_check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _sanity_check(self, pl_module: LightningModule) -> None:
         """Refuse a module whose logits a check cannot use, and warn if token ids are moved like numbers."""
-        reader, engine = self._reader(trainer), self.engine
-        is_sharded = engine.processes.are_sharded
         with misconfigured(UnfitLogitsError, before="`forward`: "):
-            engine.sanity_check(lambda few: reader.try_out(pl_module, few, is_sharded=is_sharded))
+            self.engine.sanity_check(pl_module)
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
-        if embeds and engine.shared is not None and engine.shared.moves_integers:  # its `forward` must round them
+        fitted = self.engine.fitted
+        if embeds and fitted is not None and fitted.moves_integers:  # its `forward` must round them
             rank_zero_warn(
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
@@ -270,9 +265,9 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
                 self._make_check(trainer, pl_module)
             else:
-                self._logger.clear_callback_metrics(trainer)
+                self._clear_callback_metrics(trainer)
         elif self.history and self.history[-1]["epoch"] == trainer.current_epoch:
-            self._logger.restore_callback_metrics(trainer)
+            self._restore_callback_metrics(trainer)
         elif trainer.global_step == 0 and trainer.current_epoch == 0 and not trainer.fast_dev_run:
             rank_zero_warn(
                 "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
@@ -285,15 +280,23 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         is_compared = not trainer.fast_dev_run and (average is None or int(average.n_averaged) > 0)
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
-            module, logits_at = average.module if average else pl_module, self._reader(trainer).logits_at
-            epoch, step = trainer.current_epoch, trainer.global_step
-            check = self.engine.check(module, logits_at, epoch, step, is_compared=is_compared, train_loss=loss)
+            module, place = average.module if average else pl_module, (trainer.current_epoch, trainer.global_step)
+            check = self.engine.check(module, *place, is_compared=is_compared, train_loss=loss)
         with self.engine.record.timing("check_seconds"):
-            self._logger.log(trainer, check.entry, is_by_steps=self.is_by_steps)
+            self._logged = log_check(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check
 
+    def _clear_callback_metrics(self, trainer: Trainer) -> None:
+        """Remove the last check's values, because they do not describe the weights to come."""
+        for name in self._logged:
+            trainer.callback_metrics.pop(name, None)
+
+    def _restore_callback_metrics(self, trainer: Trainer) -> None:
+        """Put them back, for callbacks that read values when an epoch or the training ends."""
+        trainer.callback_metrics.update(self._logged | trainer.callback_metrics)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._logger.restore_callback_metrics(trainer)
+        self._restore_callback_metrics(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end("Training ended.")

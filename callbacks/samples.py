@@ -88,22 +88,18 @@ def training_data(
         else:
             loader, read = _reading(trainer, pl_module, source, settings)
             samples = read_few(partial(read, loader))
-        n_operations = TrainerReader(trainer, engine, samples.packing).operations_of(pl_module, samples)
+        n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, samples)
         if not _is_pair(reference):
             is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
             n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples
             n_held = max(MAX_BYTES // samples.inputs[:1].nbytes, settings.n_neighbors)
             limit = settings.max_samples or min(_STREAM_SAMPLES, n_held)
             samples = _read_unmixed(loader, partial(read, n_wanted=n_wanted, stream_limit=limit), engine)
-            is_cut = is_stream and samples.n_training >= limit
-            _log_what_is_read(loader.dataset, samples, engine, is_cut=is_cut)
         settings.refuse_too_few(len(samples.inputs), "it")
         n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
     if samples.packing is not None and source.input_key is None:
-        engine.log_if_verbose(
-            f"bu-torch takes these inputs from a batch: {', '.join(samples.packing.names)}. Pass `input_key=[...]` to"
-            " change this."
-        )
+        names = ", ".join(samples.packing.names)
+        engine.log(f"bu-torch takes {names} from a batch. Pass `input_key=[...]` to change this.", if_verbose=True)
     class_weight = class_weights_of(pl_module, n_classes, engine.log) if settings.follows_loss else None
     return TrainingData(samples, plan_of(samples), _network_as_space(trainer, pl_module, engine), class_weight)
 
@@ -152,7 +148,7 @@ def _reading(
         keys=Keys(source.input_key, source.label_key, pl_module),
         n_batches=math.inf if reads_all else float(trainer.num_training_batches),
         transform=_batch_hooks(trainer, pl_module),
-        looks_for_augmentation=source.reference is None or may_be_read_again(settings.perturbation),
+        looks_for_augmentation=may_be_read_again(settings.perturbation),
     )
 
 
@@ -165,25 +161,13 @@ def _read_unmixed(loader: DataLoader[Any], read: Callable[..., Samples], engine:
         with suppress(TypeError, ValueError):
             unmixed = read(unmixed_loader)
             if unmixed.labels.ndim == 1 and unmixed.inputs.shape[1:] == samples.inputs.shape[1:]:
-                engine.log_if_verbose(
+                engine.log(
                     "`collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. Pass"
-                    " `reference=(inputs, labels)` to change this."
+                    " `reference=(inputs, labels)` to change this.",
+                    if_verbose=True,
                 )
                 return unmixed
     return samples
-
-
-def _log_what_is_read(dataset: Any, samples: Samples, engine: Engine, *, is_cut: bool) -> None:
-    settings = engine.settings
-    if is_cut:
-        more = "" if settings.max_samples else " Pass `max_samples=...` for another number."
-        first = f"the first {samples.n_training} samples of {type(dataset).__name__}"
-        engine.log_if_verbose(f"bu-torch reads {first}.{more}")
-    if samples.is_random and not may_be_read_again(settings.perturbation):
-        engine.log_if_verbose(
-            "Samples have random augmentation. bu-torch reads each once and perturbs it. Pass `perturbation='reading'`"
-            " to use further readings, or `reference=` for other samples."
-        )
 
 
 def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:

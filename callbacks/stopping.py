@@ -167,13 +167,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         The list is replaced, because Lightning is iterating over it. The keeper stands before other checkpoints, so
         that `ckpt_path="best"` is its file, and behind each `EarlyStopping`, whose state of the same epoch it holds.
         """
-        callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, FileKeeper | LastCallback)]
-        if defaults := list(filter(_is_default, callbacks)):
-            callbacks = [callback for callback in callbacks if callback not in defaults]
-            self.engine.log_if_verbose(
-                "bu-torch's checkpoint takes the place of Lightning's default one. To keep the last epoch, too, list"
-                " `ModelCheckpoint(save_last=True)`."
-            )
+        others = (callback for callback in trainer.callbacks if not isinstance(callback, FileKeeper | LastCallback))
+        callbacks = [callback for callback in others if not _is_default(callback)]
         options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         if trainer.checkpoint_callbacks:
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
@@ -184,7 +179,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._keeper = keeper
         elif unused := [f"`{name}`" for name, value in options.items() if value]:
             rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
-        trainer.callbacks = [*callbacks, LastCallback(self._restore_and_log, self._complete)]
+        trainer.callbacks = [*callbacks, LastCallback(self)]
         if self._keeper is not None:
             self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
 
@@ -210,16 +205,16 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         return check
 
     def _end(self, reason: str) -> None:
-        """Nothing here: `LastCallback` calls `_restore_and_log`, when all other callbacks have had their turn."""
+        """Nothing here: `LastCallback` calls `conclude`, when all other callbacks have had their turn."""
 
-    def _complete(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    def complete(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         """Have the own file hold what was measured, and no file the kept weights twice."""
         if self._keeper is not None and self._keeper.is_saving:
             self._keeper.put_measured(trainer, checkpoint)
         for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
             part["weights"] = drop_saved(weights, checkpoint["state_dict"])
 
-    def _restore_and_log(self, trainer: Trainer, exception: BaseException | None) -> None:
+    def conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
         engine, kept = self.engine, self.engine.history.kept
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self.summary:

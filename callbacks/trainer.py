@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.internal import output
 from bu_torch.internal.network import Packing, call, rows_at_once
-from bu_torch.internal.output import printable
+from bu_torch.internal.output import log_nothing, printable
 from bu_torch.internal.replica import has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
 from bu_torch.run.reader import NetworkReader, Processes, T, count_operations
+from bu_torch.run.settings import Settings
 from bu_torch.run.weights import optimizers_in_training
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
@@ -63,12 +63,6 @@ WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
 SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
 RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
-
-
-@rank_zero_only
-def log_line(line: str) -> None:
-    """Log a line in the first process; a function with a name, because a callback may be pickled."""
-    output.log_line(line)
 
 
 @contextmanager
@@ -115,8 +109,8 @@ class TrainerReader(NetworkReader):
     name, error = "`forward`", MisconfigurationException
     remedy = f"{CHANGE_INPUTS} {NetworkReader.remedy}"
 
-    def __init__(self, trainer: Trainer, engine: Engine, packing: Packing | None) -> None:
-        super().__init__(engine.settings, packing)
+    def __init__(self, trainer: Trainer, settings: Settings, packing: Packing | None = None) -> None:
+        super().__init__(settings, packing)
         self.trainer = trainer
 
     def logits_at(self, network: Any, inputs: Any) -> Tensor:
@@ -148,7 +142,7 @@ def _detach(copied: LightningModule, module: nn.Module) -> None:
     """Let a copy run its own `forward`, and ignore what it logs: this would enter the epoch's mean, or be refused."""
     if getattr(module, "_compiler_ctx", None):  # `forward` is a function that runs the module which was compiled
         vars(copied).pop("forward", None)
-    vars(copied)["log"] = output.log_nothing
+    vars(copied)["log"] = log_nothing
     if (trainer := vars(module)["_trainer"]) is not None:
         copied._trainer = silent = copy.copy(trainer)
         silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
@@ -187,39 +181,24 @@ LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # 
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
 
 
-class MetricLogger:
-    """Shows the values of checks to loggers, the progress bar, and callbacks that read `callback_metrics`."""
+def log_check(trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> dict[str, Tensor]:
+    """Log a check at the step at which Lightning logs the last batch; the values that callbacks can read then.
 
-    def __init__(self) -> None:
-        self._values: dict[str, Tensor] = {}  # last check
-
-    def log(self, trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> None:
-        """Log a check at the step at which Lightning logs the last batch.
-
-        `log_dict` would be slow, skip steps within an epoch, and keep values in `callback_metrics` until its end.
-        """
-        if trainer.barebones:  # it logs nothing, and warns of attempts
-            return
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped - (not is_by_steps)  # counted after the batch's end
-        shown = {name: value for name, value in check.items() if name not in _LEFT_OUT}
-        for logger in trainer.loggers:
-            logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
-            logger.save()
-        self._values = {name: torch.tensor(value, device="cpu") for name, value in shown.items()}
-        trainer.callback_metrics.update(self._values)
-        trainer.logged_metrics.update(self._values)
-        in_bar = {signal.name for signal in SIGNALS.values() if signal.is_in_progress_bar}
-        trainer.progress_bar_metrics.update({name: value for name, value in shown.items() if name in in_bar})
-
-    def clear_callback_metrics(self, trainer: Trainer) -> None:
-        """Remove the last check's values, because they do not describe the weights to come."""
-        for name in self._values:
-            trainer.callback_metrics.pop(name, None)
-
-    def restore_callback_metrics(self, trainer: Trainer) -> None:
-        """Put them back, for callbacks that read values when an epoch or the training ends."""
-        for name, value in self._values.items():
-            trainer.callback_metrics.setdefault(name, value)
+    `log_dict` would be slow, skip steps within an epoch, and keep values in `callback_metrics` until its end.
+    """
+    if trainer.barebones:  # it logs nothing, and warns of attempts
+        return {}
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - (not is_by_steps)  # counted after the batch's end
+    shown = {name: value for name, value in check.items() if name not in _LEFT_OUT}
+    for logger in trainer.loggers:
+        logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
+        logger.save()
+    values = {name: torch.tensor(value, device="cpu") for name, value in shown.items()}
+    trainer.callback_metrics.update(values)
+    trainer.logged_metrics.update(values)
+    in_bar = {name: value for name, value in shown.items() if name in SIGNALS and SIGNALS[name].is_in_progress_bar}
+    trainer.progress_bar_metrics.update(in_bar)
+    return values
 
 
 def record_folder(trainer: Trainer) -> Path | None:

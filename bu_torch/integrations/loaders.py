@@ -15,7 +15,7 @@ from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
-from bu_torch.samples.reading import read_few, read_loader
+from bu_torch.samples.reading import may_be_read_again, read_few, read_loader
 from bu_torch.samples.samples import UnreadableError
 
 
@@ -31,7 +31,8 @@ def make_stopper(
         raise ValueError(f"Training data: pass a `torch.utils.data.DataLoader`, got {type(loader).__name__}.")
     folder = options.pop("folder", None)
     settings = Settings(**options)
-    read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=True)
+    looks = may_be_read_again(settings.perturbation)
+    read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=looks)
     try:
         first = read_few(read)
         are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()

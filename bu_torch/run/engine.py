@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.network import OutputReader, was_one_column
-from bu_torch.internal.output import log_line, log_nothing, printable
+from bu_torch.internal.output import log_line, printable
 from bu_torch.internal.replica import evaluation_copy, gathered
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.history import History, describe_worse_than_chance, judge, summary_of
-from bu_torch.run.prepare import Fitted, SharedPreparation, TrainingData, prepare_signals
-from bu_torch.run.reader import Processes
+from bu_torch.run.history import CLEAR, History, describe_worse_than_chance, judge, summary_of
+from bu_torch.run.prepare import Fitted, TrainingData, prepare_signals
+from bu_torch.run.reader import NetworkReader, Processes
 from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, as_tables, read_state
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import WeightAverage, load, state_dict_with
@@ -29,6 +29,7 @@ from bu_torch.signals.measuring import Signals
 # Scores can be compared only if these settings are the same.
 _COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
 
+PREPARATION = ("plan", "samples", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
 _FEW = 32  # inputs at which a network is tried out
 BELOW_BASELINE = "not in the model, because no check is as good as the same prediction for all samples"
 
@@ -50,7 +51,7 @@ class Engine:
         engine.prepare(lambda: TrainingData(samples, plan), device)
         for epoch in range(500):
             train_one_epoch(model)
-            engine.check(model, logits_at, epoch)
+            engine.check(model, epoch)
             if engine.history.decision.should_stop:
                 break
         engine.restore(model)
@@ -60,30 +61,23 @@ class Engine:
     histories: all must call the same methods. With `decides=False`, nothing is kept and nothing stops.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        warn: Callable[[str], None] | None = None,
-        log: Callable[[str], None] = log_line,
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.log, self.log_if_verbose = log, log if settings.verbose else log_nothing
-        self._outputs = OutputReader("The module", self.warn, self.log_if_verbose)
-        self.processes = Processes()
+        self.processes, self.reader = Processes(), NetworkReader(settings)
+        self._outputs = OutputReader("The module", self.warn, partial(self.log, if_verbose=True))
         self.history = History(settings)
         self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
         # `state_dict` of the kept check on the CPU, of shards this process's; empty if it was that of no module.
         self.kept_weights: dict[str, Any] = {}
         self.record = Record()
-        self.shared: SharedPreparation | None = None  # known to all processes, once `prepare` was called
+        self.is_prepared = False
+        # Of this run, or of the one that it resumes, until `prepare` is called; as plain data.
+        self.preparation: dict[str, Any] = dict.fromkeys(PREPARATION)
         self.fitted: Fitted | None = None  # in the first process, until `release`
-        self.resumed: dict[str, Any] = {}  # preparation of the run that this one resumes
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
         self.is_over = False  # from `release` on
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
-        self._verdict: list[str] = []  # lines on whether to trust it, and on its threshold
-        self._details: list[str] = []  # lines that are logged only if all are asked for
+        self._remarks: list[str] = []  # lines on whether to trust it, and on its threshold
         # A check is compared with the last one, by predictions (n_draws * N,), and with the best by expected accuracy,
         # or metric, by contributions (N,), which may be another check than the one with the best score.
         self._predictions: Tensor | None = None
@@ -92,23 +86,32 @@ class Engine:
         self._n_columns = 0  # width of the last logits
         self._has_warned = False  # a warning about predictions worse than chance is given once
 
+    def warn(self, line: str) -> None:
+        """Warn in the first process."""
+        if self.processes.rank == 0:
+            warnings.warn(line, stacklevel=3)
+
+    def log(self, line: str, *, if_verbose: bool = False) -> None:
+        """Log a line in the first process, some only if all lines are asked for."""
+        if self.processes.rank == 0 and (self.settings.verbose or not if_verbose):
+            log_line(line)
+
     def prepare(self, read_data: Callable[[], TrainingData], device: torch.device) -> bool:
         """Prepare in the first process for checks on `device`; False if earlier checks were made at other samples."""
         has_checks, processes = bool(self.history.entries), self.processes
-        to_user = {"warn": self.warn, "log": self.log, "log_if_verbose": self.log_if_verbose}
 
-        def prepared() -> SharedPreparation:
-            shared, self.fitted = prepare_signals(
-                read_data(), self.settings, self.resumed, device, has_checks=has_checks, **to_user
+        def prepared() -> tuple[Any, ...]:
+            self.fitted, *shared = prepare_signals(
+                read_data(), self.settings, self.preparation, device, has_checks=has_checks, log=self.log
             )
-            return shared
+            return tuple(shared)
 
-        self.shared = processes.on_first(prepared)
+        self.preparation, self.reader.packing, is_comparable = processes.on_first(prepared)
+        self.is_prepared = True
         self.inputs = None if self.fitted is None else self.fitted.signals.boundary.perturbed
         if processes.are_sharded and processes.count > 1:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)
-        is_comparable = self.shared.is_comparable or not has_checks
         if not is_comparable:
             self._forget_checks()
         return is_comparable
@@ -134,9 +137,14 @@ class Engine:
         except ValueError as error:
             raise UnfitLogitsError(str(error)) from error
 
-    def sanity_check(self, try_out: Callable[[Tensor], Tensor]) -> None:
-        """Refuse a network before it trains, by its logits at a few inputs."""
-        self.processes.on_logits(lambda: try_out(next(iter(self.inputs.split(_FEW)))), self.check_columns)
+    def sanity_check(self, model: Any) -> None:
+        """Refuse a model before it trains, by its logits at a few inputs."""
+        is_sharded = self.processes.are_sharded
+
+        def logits() -> Tensor:
+            return self.reader.try_out(model, next(iter(self.inputs.split(_FEW))), is_sharded=is_sharded)
+
+        self.processes.on_logits(logits, self.check_columns)
 
     def averages(self, model: object) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
@@ -145,7 +153,6 @@ class Engine:
     def check(
         self,
         model: Any,
-        logits_at: Callable[[Any, Any], Tensor],
         epoch: int,
         step: int | None = None,
         *,
@@ -154,7 +161,7 @@ class Engine:
     ) -> Check:
         """Measure a copy of a model, with averaged weights if there are any, add the check and record it.
 
-        `logits_at` takes a network and inputs. As in `add`, a check that is not compared keeps no weights.
+        As in `add`, a check that is not compared keeps no weights.
         """
         started, self.summary = time.perf_counter(), {}
         if self.average is not None and isinstance(model, nn.Module):
@@ -163,16 +170,15 @@ class Engine:
 
         def logits() -> Tensor:
             with evaluation_copy(model, values, is_sharded=are_sharded) as network:
-                return self._outputs.logits(partial(logits_at, network, self.inputs))
+                return self._outputs.logits(partial(self.reader.logits_at, network, self.inputs))
 
         measured = self.processes.on_logits(logits, self.measure)
-        entry, is_best = self.add(epoch, measured, step, is_compared=is_compared)
-        check = Check(entry, is_best)
+        check = self.add(epoch, measured, step, is_compared=is_compared)
         self._write(check, started, train_loss)
-        if is_best:
+        if check.is_best:
             with self.record.timing("saving_seconds"):
                 weights = {} if self.processes.hide_weights else self.state_to_keep(model)
-                self.kept_weights, self.history.kept = weights, entry  # Ctrl-C comes before or after both
+                self.kept_weights, self.history.kept = weights, check.entry  # Ctrl-C comes before or after both
         return check
 
     def restore(self, model: nn.Module) -> None:
@@ -205,8 +211,8 @@ class Engine:
 
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_compared: bool = True
-    ) -> tuple[dict[str, Any], bool]:
-        """Add a check and decide; the new entry, which replaces one of the same epoch and step, and `Check.is_best`.
+    ) -> Check:
+        """Add a check, in place of one of the same epoch and step, and decide.
 
         Unless it `is_compared`, neither this check nor any before it counts for the patience or as best.
         """
@@ -221,7 +227,7 @@ class Engine:
             self._has_warned = bool(line)
             if line:
                 self.warn(line)  # last, because filters may turn a warning into an error
-        return entry, is_best
+        return Check(entry, is_best)
 
     def _forget_checks(self) -> None:
         """Compare the next check with none before."""
@@ -269,7 +275,7 @@ class Engine:
     def end(self, reason: str, stopped_epoch: int | None = None, **paths: str) -> None:
         """Judge what was kept, and write the last line of the record."""
         history, kept = self.history, self.history.kept or {}
-        confidence, self._verdict, self._details = judge(history, self.fitted, self._n_columns)
+        confidence, self._remarks = judge(history, self.fitted, self._n_columns)
         line: dict[str, Any] = {"reason": reason}
         if self.settings.decides:
             places = {"kept_epoch": kept.get("epoch"), "kept_step": kept.get("step"), "stopped_epoch": stopped_epoch}
@@ -277,7 +283,7 @@ class Engine:
             line |= places | paths
             score = {"score_name": history.score_name, "score": kept.get(history.score_name)}
             self.summary = {"reason": reason, **score, **line, **judged}
-        line |= {"kind": "end", "n_not_compared": history.n_not_compared, "remarks": self._verdict + self._details}
+        line |= {"kind": "end", "n_not_compared": history.n_not_compared, "remarks": self._remarks}
         seconds = {name: getattr(self.record, name) for name in ("saving_seconds", "training_seconds")}
         self.record.write(line | seconds)
 
@@ -293,37 +299,31 @@ class Engine:
 
         `place` is where the kept weights are, "in the model" or not, and `why` the reason if nothing is kept.
         """
-        if self.processes.rank != 0:
-            return
         if (kept := self.history.kept) is None:
             why = why or self.history.why_none_kept()
             self.log(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
             return
         lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average is not None)
-        for line in (*lines, self.record.describe_cost(), *self._verdict):
-            self.log(line)
-        for line in self._details:
-            self.log_if_verbose(line)
+        for line in (*lines, self.record.describe_cost(), *self._remarks):
+            self.log(line, if_verbose=line.startswith(CLEAR))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""
         self.is_over = True
         self.fitted = self.inputs = self.measured = None
-        self.processes = Processes()
-        if self.average is not None:
-            self.average.release()
+        self.processes, self.reader = Processes(), NetworkReader(self.settings)
+        self.average = None if self.settings.averaging is None else WeightAverage(self.settings.averaging)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU.
 
         With shards, all processes must call this.
         """
-        resumed = dict.fromkeys(("plan", "samples", "prepared", "space")) | self.resumed
         predictions, best = self._predictions, self._best_contributions
         return {
             **self.history.state_dict(),
             "history": as_tables(self.history.entries),
-            **(resumed if self.shared is None else self.shared.state_dict()),
+            **self.preparation,
             "predictions": None if predictions is None else as_small(predictions),
             "best_contributions": None if best is None else best.cpu(),
             "weights": {name: gathered(value) for name, value in self.kept_weights.items()},
@@ -334,7 +334,7 @@ class Engine:
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a `state_dict`; patience and the best epoch start anew if it is damaged, or settings differ."""
-        why, self.summary = "", {}
+        why, self.summary, self.is_prepared = "", {}, False
         try:
             state, now = read_state(state_dict), self._compared_settings()
             before = state["settings"] or now
@@ -347,11 +347,10 @@ class Engine:
             self.kept_weights = state["weights"]
             if self.average is not None and state.get("average") is not None:
                 self.average.load_state_dict(state["average"])
-            self.resumed = {name: state[name] for name in ("prepared", "space")}
             self._predictions, self._best_contributions = state["predictions"], state["best_contributions"]
-            plan = state["plan"]
-            if not changed and plan is not None and plan.n_samples >= self.settings.n_neighbors:
-                self.resumed |= {"plan": tuple(plan), "samples": state["samples"]}
+            has_plan = not changed and state["plan"] is not None and state["plan"][0] >= self.settings.n_neighbors
+            known = PREPARATION if has_plan else ("prepared", "space")
+            self.preparation = dict.fromkeys(PREPARATION) | {name: state[name] for name in known}
         except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
             self.history.load({"history": []}, is_compared=False)
             why = f"The state in the checkpoint cannot be read ({printable(f'{type(error).__name__}: {error}'[:200])})"

@@ -200,6 +200,7 @@ _LEAST_OF_A_CLASS = 50
 # Expected accuracy has the largest part in their score. No standard error is known of other scores but metrics.
 _JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
 _VERDICT = "Verdict on the choice of the epoch:"
+CLEAR = f"{_VERDICT} clear"
 _OF_ALL = "the same prediction for all samples"
 
 
@@ -248,14 +249,14 @@ def summary_of(
     return summary
 
 
-def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Confidence | None, list[str], list[str]]:
-    """Judge the kept check: the confidence in it, lines to log always, and those to log if all are asked for.
+def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Confidence | None, list[str]]:
+    """Judge the kept check: the confidence in it, and lines to log, of which one that says `CLEAR` is a detail.
 
     The network's logits have `n_columns`. Other processes than the first, which have nothing fitted, do not know.
     """
     kept, rule, metric = history.kept, history.rule, history.metric
     if kept is None or fitted is None:
-        return None, [], []
+        return None, []
     signals, boundary = fitted.signals, fitted.signals.boundary
     counted = history.counted
     n_samples, names = len(boundary.labels), _class_names(boundary.labels, fitted.about["classes"])
@@ -266,17 +267,14 @@ def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Conf
         doubt = doubt or ("" if metric.is_of_sharp else _describe_few(boundary.labels))
     best = metric.sign * max(map(history.value_of, counted))
     blind = describe_blindness(best, baseline, names[column], (signals.vote_skill, signals.regression_skill), metric)
-    lines = [f"{_VERDICT} blind. {blind}"] if blind else []
-    if not blind and (threshold := _describe_threshold(kept, metric)):
-        lines = [threshold]
+    line = f"{_VERDICT} blind. {blind}" if blind else _describe_threshold(kept, metric)
+    lines = [line] if line else []
     is_of_metric = isinstance(rule, MetricRule) and not rule.metric.is_drawn
     if not is_of_metric and (metric != ACCURACY or rule.name not in _JUDGED_RULES):
-        return None, lines, []
+        return None, lines
     numbers = signals.skill, n_samples, baseline
     confidence = confidence_in(kept, counted, *numbers, is_blind=bool(blind), metric=metric, doubt=doubt)
-    if confidence.word == "clear":
-        return confidence, lines, [confidence.line(metric)]
-    return confidence, lines if blind else [confidence.line(metric), *lines], []
+    return confidence, lines if blind else [confidence.line(metric), *lines]
 
 
 def confidence_in(

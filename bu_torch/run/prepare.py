@@ -5,6 +5,7 @@ The number of samples depends on the price of a forward pass, which is counted a
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from bu_torch.internal.inputs import as_features, as_labels
 from bu_torch.internal.network import PackedNetwork, Packing, copy_to
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
-from bu_torch.samples.reading import may_be_read_again, with_readings
+from bu_torch.samples.reading import with_readings
 from bu_torch.samples.samples import IGNORED, ClassWeight, Samples, class_shares, rare_class, subsample
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals, fit_in_memory
@@ -33,7 +34,6 @@ MAX_BYTES = 2**30  # of samples that are held, unless `max_samples` is given
 _LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs: large networks, small ones
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # evaluating the logits of a pass takes as long on one core
-Log = Callable[[str], None]
 
 
 class Plan(NamedTuple):
@@ -57,7 +57,6 @@ def plan_check(
     all if None; each takes `n_operations` in a forward pass, 0 if unknown. `max_samples` replaces the setting.
     """
     n_training, n_bytes, least = samples.n_training, max(1, samples.inputs[:1].nbytes), settings.n_neighbors
-    holds_draws = samples.is_random and may_be_read_again(settings.perturbation)
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     # Passes of each sample beside those of its draws.
     n_unmoved = int(any(SIGNALS[name].formula is None for name in settings.also))
@@ -71,7 +70,7 @@ def plan_check(
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples - n_unmoved))
     if max_samples is None:
         n_samples = min(n_samples, max(passes // (n_draws + n_unmoved), least))
-    return Plan(min(n_samples, max(n_held // (1 + n_draws * holds_draws), least)), n_draws)
+    return Plan(min(n_samples, max(n_held // (1 + n_draws * samples.is_random), least)), n_draws)
 
 
 def describe_ignored(n_ignored: int) -> str:
@@ -86,23 +85,7 @@ class Fitted(NamedTuple):
     signals: Signals
     rows: Tensor  # places of the samples in the dataset, (N,)
     about: Mapping[str, Any]  # samples and classes in words, for the record
-
-
-class SharedPreparation(NamedTuple):
-    """What all processes know of the samples of a training's checks."""
-
-    plan: Plan
-    packing: Packing | None  # layout of several tensors a sample in one
     moves_integers: bool  # samples are integers, such as token ids may be, and are moved like numbers
-    fingerprint: str  # identifies the samples
-    is_comparable: bool  # False if earlier checks of a resumed run were made at other samples
-    # A resumed run cannot repeat the choice of a space, because the network has changed. So a state holds the whole
-    # preparation if the space is the network's features, and otherwise the name of the space.
-    saved: Mapping[str, Any] | None
-    space: SpaceName | None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"plan": tuple(self.plan), "samples": self.fingerprint, "prepared": self.saved, "space": self.space}
 
 
 class TrainingData(NamedTuple):
@@ -121,30 +104,33 @@ def prepare_signals(
     device: torch.device,
     *,
     has_checks: bool,
-    warn: Log,
-    log: Log,
-    log_if_verbose: Log,
-) -> tuple[SharedPreparation, Fitted]:
+    log: Callable[..., None],
+) -> tuple[Fitted, dict[str, Any], Packing | None, bool]:
     """Choose samples as a plan says, fit the signals to them for checks on `device`, and say how they are measured.
 
-    `resumed` is the `state_dict` of a resumed run, or empty; its plan counts, and its space, if it `has_checks`. Errors
-    are those of `Signals`.
+    `resumed` holds the entries below of a resumed run, or None for each; its plan counts, and its space, if it
+    `has_checks`. Errors are those of `Signals`.
+
+    Returns what the first process needs, and for all: the entries of a state, the layout of several tensors a sample,
+    and whether earlier checks were made at the same samples. A resumed run cannot repeat the choice of a space, because
+    the network has changed. So a state holds the whole preparation if the space is the network's features, and
+    otherwise the name of the space.
     """
     samples, plan, module, class_weight = data
-    plan = Plan(*resumed["plan"]) if resumed.get("plan") else plan
+    plan = Plan(*resumed["plan"]) if resumed["plan"] else plan
     samples = subsample(samples, plan.n_samples, settings.seed)
-    log_if_verbose(_describe_plan(samples, plan))
+    log(_describe_plan(samples, plan), if_verbose=True)
     if line := describe_ignored(samples.n_ignored):
-        warn(line)
-    samples = with_readings(samples, plan.n_draws, settings.perturbation, warn)
-    _check_classes(samples, warn)
-    adapted, space = _settings_for(settings, samples), resumed.get("space")
+        warnings.warn(line, stacklevel=2)
+    samples = with_readings(samples, plan.n_draws, settings.perturbation, warnings.warn)
+    _check_classes(samples)
+    adapted, space = _settings_for(settings, samples), resumed["space"]
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
     if module is not None and samples.packing is not None:
         module = PackedNetwork(module, samples.packing)
     signals = make_signals(module)
     uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
-    saved = resumed.get("prepared") if has_checks and uses_module else None
+    saved = resumed["prepared"] if has_checks and uses_module else None
     is_comparable = True
     if saved is not None:
         try:
@@ -160,20 +146,16 @@ def prepare_signals(
         name: Any = signals.boundary.space_name_
         space = name if uses_module and name in get_args(SpaceName) else None
         saved = signals.state() if uses_module and space is None else None
-    shared = SharedPreparation(
-        plan,
-        samples.packing,
-        samples.packing is None and not (samples.inputs.is_floating_point() or keeps_integers(adapted.perturbation)),
-        signals.prepared.fingerprint,
-        is_comparable and resumed.get("samples") in (None, signals.prepared.fingerprint),
-        saved,
-        space,
-    )
     for line in _describe_space(signals):
-        log_if_verbose(line)
+        log(line, if_verbose=True)
     for line in filter(None, (signals.metric.prices, _describe_doubt(signals))):
         log(line)
-    return shared, Fitted(signals.to(device), samples.rows, _about(signals, samples))
+    fingerprint = signals.prepared.fingerprint
+    state = {"plan": tuple(plan), "samples": fingerprint, "prepared": saved, "space": space}
+    is_comparable = not has_checks or (is_comparable and resumed["samples"] in (None, fingerprint))
+    is_moved = not (samples.inputs.is_floating_point() or keeps_integers(adapted.perturbation))
+    fitted = Fitted(signals.to(device), samples.rows, _about(signals, samples), is_moved and samples.packing is None)
+    return fitted, state, samples.packing, is_comparable
 
 
 def _settings_for(settings: Settings, samples: Samples) -> Settings:
@@ -238,16 +220,17 @@ def _describe_plan(samples: Samples, plan: Plan) -> str:
     return f"bu-torch measures at {chosen}, {'1 draw' if plan.n_draws == 1 else f'{plan.n_draws} draws'} each."
 
 
-def _check_classes(samples: Samples, warn: Log) -> None:
+def _check_classes(samples: Samples) -> None:
     """Warn if labels look like numbers to predict."""
     n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
     n_present = len(torch.unique(labels))
     if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
         more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
-        warn(
+        warnings.warn(
             f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
             f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
-            " boundary: this is for classifiers."
+            " boundary: this is for classifiers.",
+            stacklevel=2,
         )
 
 

@@ -18,7 +18,6 @@ from bu_torch.internal.network import Packing, call, check_callable, copy_to, lo
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.settings import Settings
-from bu_torch.samples.reading import may_be_read_again
 from bu_torch.samples.samples import Samples
 
 T = TypeVar("T")
@@ -90,7 +89,7 @@ class NetworkReader:
     error: type[Exception] = ValueError  # what a trial raises
     remedy = "Token ids need `perturbation='tokens'`."  # what may help then
 
-    def __init__(self, settings: Settings, packing: Packing | None) -> None:
+    def __init__(self, settings: Settings, packing: Packing | None = None) -> None:
         self.settings, self.packing = settings, packing
 
     def logits_at(self, network: Any, inputs: Any) -> Tensor:
@@ -129,9 +128,8 @@ class NetworkReader:
         """Operations of a pass of one sample; 0 for a model that is no module."""
         if not isinstance(model, nn.Module):
             return 0
-        perturbation, sample = self.settings.perturbation, samples.inputs[:1]
-        is_read_again = samples.is_random and may_be_read_again(perturbation)
-        if not keeps_integers(perturbation) and not is_read_again:
+        sample = samples.inputs[:1]
+        if not (keeps_integers(self.settings.perturbation) or samples.is_random):  # else they are not moved
             sample = as_floats(sample)
         with evaluation_copy(model) as network:
             return count_operations(network, partial(self.logits_at, network, sample))

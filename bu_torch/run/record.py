@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.run.prepare import Plan
 from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 4  # raise it when the meaning of the lines of a record changes
@@ -159,8 +158,8 @@ def read_state(state: Any) -> dict[str, Any]:
             check: dict[str, Any] = dict(zip(table["names"], map(float, row), strict=True))
             places = {name: int(check[name]) for name in ("epoch", "step") if name in check}
             history.append(check | places | {"expected_accuracy": check["expected_accuracy"], "epoch": places["epoch"]})
-    plan = None if state["plan"] is None else Plan(*map(int, state["plan"]))
-    if plan is not None and not (plan.n_samples >= 1 and 1 <= plan.n_draws <= 1000):  # memory grows with them
+    plan = None if state["plan"] is None else tuple(map(int, state["plan"]))
+    if plan is not None and not (len(plan) == 2 and plan[0] >= 1 and 1 <= plan[1] <= 1000):  # memory grows with them
         raise ValueError(f"its plan is {plan}")
     tensors = {name: None if state[name] is None else state[name].to(dtype).flatten() for name, dtype in _TENSORS}
     n_not_compared = min(max(int(state["n_not_compared"]), 0), len(history))

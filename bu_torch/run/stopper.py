@@ -99,7 +99,6 @@ class BoundaryUncertaintyStopper(Results):
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
         self.folder = folder
-        self._reader = NetworkReader(self.settings, self._samples.packing)
         self.has_progress_bar = True
         self.engine = Engine(self.settings)
         if process_group is not None:
@@ -139,9 +138,9 @@ class BoundaryUncertaintyStopper(Results):
                 " another training, make another stopper."
             )
         self._is_closed = False
-        if engine.shared is None:
+        if not engine.is_prepared:
             self._prepare(model, is_trained=True)  # mostly by now
-        engine.check(model, self._reader.logits_at, epoch, step)
+        engine.check(model, epoch, step)
         self.stopping_reason = engine.history.why_stopped(epoch, step)
         self.stopped_epoch = epoch if engine.history.decision.should_stop else None
         return engine.history.decision.should_stop
@@ -155,8 +154,7 @@ class BoundaryUncertaintyStopper(Results):
             ValueError: If the samples are not fit for the method, or the model for them.
         """
         self._prepare(model, is_trained=False)
-        is_sharded = self.engine.processes.are_sharded
-        self.engine.sanity_check(lambda few: self._reader.try_out(model, few, is_sharded=is_sharded))
+        self.engine.sanity_check(model)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -250,7 +248,7 @@ class BoundaryUncertaintyStopper(Results):
             module = None if settings.feature_extractor is None else module
 
         def read() -> TrainingData:
-            n_operations = self._reader.operations_of(model, samples)
+            n_operations = NetworkReader(settings, samples.packing).operations_of(model, samples)
             return TrainingData(samples, plan_check(settings, samples, n_operations), module)
 
         with showing_progress(self.has_progress_bar):

@@ -81,10 +81,6 @@ class WeightAverage:
         """Averages by name that replace the module's weights; empty if the last check was not added."""
         return dict(self._averages) if self.is_current else {}
 
-    def release(self) -> None:
-        """Free the average, because training has ended."""
-        self._averages, self.n_checks, self.is_current = {}, 0, False
-
     def state_dict(self) -> dict[str, Any]:
         """Averages by name, whole and on the CPU, and how many checks are in them."""
         weights = {name: gathered(value).cpu().clone() for name, value in self._averages.items()}

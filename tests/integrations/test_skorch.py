@@ -78,7 +78,7 @@ def test_classes_weigh_as_in_the_criterion():
 
 def test_samples_that_are_held_out_are_not_read():
     made = fit(stopping(), epochs=1, train_split=skorch.dataset.ValidSplit(4, stratified=False))
-    assert of(made).engine.shared.plan.n_samples == 90
+    assert of(made).engine.preparation["plan"][0] == 90
 
 
 def test_a_pickled_net_holds_the_results_and_no_samples():

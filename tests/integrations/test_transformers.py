@@ -162,7 +162,7 @@ def test_epochs_and_training_end_with_a_check(tmp_path, monkeypatch, loader, opt
     run = trained(tmp_path, ours := callback(check_steps=check_steps), **options)
     assert [check["step"] for check in ours.stopper.history] == steps
     assert [entry["step"] for entry in run.state.log_history if "expected_accuracy" in entry] == steps
-    assert ours.stopper.engine.shared.plan.n_samples == (120 if steps != [5, 8] else 100)
+    assert ours.stopper.engine.preparation["plan"][0] == (120 if steps != [5, 8] else 100)
 
 
 def test_the_example_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
@@ -179,7 +179,7 @@ def test_the_example_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys
     exec(code, given)  # noqa: S102  (our own page)
     assert "Training ended. " in capsys.readouterr().out
     assert len(given["callback"].stopper.history) == 2
-    names = given["callback"].stopper.engine.shared.packing.names
+    names = given["callback"].stopper.engine.reader.packing.names
     assert {*names} == {"['input_ids']", "['attention_mask']", "['token_type_ids']"}
 
 
