@@ -32,7 +32,7 @@ from bu_torch.run.engine import Engine
 from bu_torch.run.prepare import MAX_BYTES, Plan, TrainingData, class_weights_of, plan_check
 from bu_torch.run.settings import Settings
 from bu_torch.samples.batches import InputKey, Keys
-from bu_torch.samples.reading import READ_BATCH, may_be_read_again, read_few, read_loader
+from bu_torch.samples.reading import READ_BATCH, read_few, read_loader
 from bu_torch.samples.samples import Samples, UnreadableError, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -148,7 +148,7 @@ def _reading(
         keys=Keys(source.input_key, source.label_key, pl_module),
         n_batches=math.inf if reads_all else float(trainer.num_training_batches),
         transform=_batch_hooks(trainer, pl_module),
-        looks_for_augmentation=may_be_read_again(settings.perturbation),
+        looks_for_augmentation=settings.perturbation in (None, "reading"),
     )
 
 

@@ -15,7 +15,7 @@ from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
-from bu_torch.samples.reading import may_be_read_again, read_few, read_loader
+from bu_torch.samples.reading import read_few, read_loader
 from bu_torch.samples.samples import UnreadableError
 
 
@@ -31,12 +31,12 @@ def make_stopper(
         raise ValueError(f"Training data: pass a `torch.utils.data.DataLoader`, got {type(loader).__name__}.")
     folder = options.pop("folder", None)
     settings = Settings(**options)
-    looks = may_be_read_again(settings.perturbation)
-    read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=looks)
+    may_reread = settings.perturbation in (None, "reading")
+    read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=may_reread)
     try:
         first = read_few(read)
         are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
-        if are_tokens and not first.is_random and settings.perturbation is None:
+        if are_tokens and first.reread is None and settings.perturbation is None:
             options["perturbation"] = "tokens"
             settings = Settings(**options)
         n_operations = NetworkReader(settings, first.packing).operations_of(network, first)

@@ -70,7 +70,7 @@ def plan_check(
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples - n_unmoved))
     if max_samples is None:
         n_samples = min(n_samples, max(passes // (n_draws + n_unmoved), least))
-    return Plan(min(n_samples, max(n_held // (1 + n_draws * samples.is_random), least)), n_draws)
+    return Plan(min(n_samples, max(n_held // (1 + n_draws * (samples.reread is not None)), least)), n_draws)
 
 
 def describe_ignored(n_ignored: int) -> str:
@@ -122,9 +122,9 @@ def prepare_signals(
     log(_describe_plan(samples, plan), if_verbose=True)
     if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=2)
-    samples = with_readings(samples, plan.n_draws, settings.perturbation, warnings.warn)
+    samples, readings = with_readings(samples, plan.n_draws, settings.perturbation, warnings.warn)
     _check_classes(samples)
-    adapted, space = _settings_for(settings, samples), resumed["space"]
+    adapted, space = _settings_for(settings, samples, readings), resumed["space"]
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
     if module is not None and samples.packing is not None:
         module = PackedNetwork(module, samples.packing)
@@ -158,12 +158,12 @@ def prepare_signals(
     return fitted, state, samples.packing, is_comparable
 
 
-def _settings_for(settings: Settings, samples: Samples) -> Settings:
+def _settings_for(settings: Settings, samples: Samples, readings: Tensor | None) -> Settings:
     """Settings adapted to samples: further readings perturb them; the user's callables get tensors as training does."""
     perturbation, extractor, packing = settings.perturbation, settings.feature_extractor, samples.packing
-    if samples.readings is not None:
-        flat = as_features(samples.readings.flatten(0, 1), "further readings", keep_integers=True)
-        perturbation = Readings(flat.unflatten(0, samples.readings.shape[:2]))
+    if readings is not None:
+        flat = as_features(readings.flatten(0, 1), "further readings", keep_integers=True)
+        perturbation = Readings(flat.unflatten(0, readings.shape[:2]))
     if packing is None:
         return replace(settings, perturbation=perturbation)
     if callable(perturbation):

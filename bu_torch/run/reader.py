@@ -129,7 +129,7 @@ class NetworkReader:
         if not isinstance(model, nn.Module):
             return 0
         sample = samples.inputs[:1]
-        if not (keeps_integers(self.settings.perturbation) or samples.is_random):  # else they are not moved
+        if samples.reread is None and not keeps_integers(self.settings.perturbation):  # else they are not moved
             sample = as_floats(sample)
         with evaluation_copy(model) as network:
             return count_operations(network, partial(self.logits_at, network, sample))

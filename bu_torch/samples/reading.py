@@ -160,7 +160,7 @@ def read_loader(
         if n_read == n_asked and are_places:
             is_random = looks_for_augmentation and reader.sees_augmentation(indices)
             rows = torch.as_tensor(indices, device="cpu")
-            samples = samples._replace(rows=rows, is_random=is_random, reread=reader.read)
+            samples = samples._replace(rows=rows, reread=reader.read if is_random else None)
         return without_ignored(samples)
 
 
@@ -286,40 +286,29 @@ def _is_in_memory(loader: DataLoader[Any]) -> bool:
     return type(dataset) is TensorDataset and loader.collate_fn is default_collate
 
 
-def may_be_read_again(perturbation: Any) -> bool:
-    """Whether further readings may take the place of perturbed samples."""
-    return perturbation is None or perturbation == "reading"
+def with_readings(
+    samples: Samples, n_draws: int, perturbation: Any, warn: Callable[[str], None]
+) -> tuple[Samples, Tensor | None]:
+    """Read samples anew that differ each time: a first reading in their place, and `n_draws` more, (n_draws, n, ...).
 
-
-def with_readings(samples: Samples, n_draws: int, perturbation: Any, warn: Callable[[str], None]) -> Samples:
-    """Read the samples again, `n_draws` times, if two readings differ and no other `perturbation` is asked for.
-
-    Readings that are none of the same samples end in a warning, and the samples are moved; in a ValueError if readings
+    None if they do not differ, or, with a warning, if readings are not of the same samples; a ValueError if readings
     are asked for.
     """
-    if not may_be_read_again(perturbation):
-        return samples
     fault = "a second reading gives the same inputs, or other labels"
-    if samples.is_random:
+    if samples.reread is not None:
+        n_samples, n_times = len(samples.labels), 1 + n_draws
         try:
-            return read_again(samples, n_draws)
+            read = samples_of(*samples.reread(samples.rows.tolist(), n_times))
+            if not are_equal(read.labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
+                raise UnreadableError("it gives other labels")
+            readings = read.inputs[n_samples:].unflatten(0, (n_draws, n_samples))
+            return samples._replace(inputs=read.inputs[:n_samples], packing=read.packing), readings
         except Exception as error:  # the user's code may raise anything
             fault = f"a further reading fails: {described(error)}"
             warn(f"Samples: {fault}. That is no augmentation, so a check perturbs the first reading.")
     if perturbation == "reading":
         raise ValueError(f"{ASKED_TO_READ}: {fault}. {WITHOUT_READING}")
-    return samples
-
-
-def read_again(samples: Samples, n_further: int) -> Samples:
-    """Read samples anew, each 1 + `n_further` times: the first reading takes their place, `readings` are the others."""
-    assert samples.reread is not None  # noqa: S101
-    n_samples, n_times = len(samples.labels), 1 + n_further
-    read = samples_of(*samples.reread(samples.rows.tolist(), n_times))
-    if not are_equal(read.labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
-        raise UnreadableError("it gives other labels")
-    readings = read.inputs[n_samples:].unflatten(0, (n_further, n_samples))
-    return samples._replace(inputs=read.inputs[:n_samples], readings=readings, packing=read.packing)
+    return samples, None
 
 
 def are_equal(first: Tensor, second: Tensor) -> bool:

@@ -33,18 +33,15 @@ class Samples(NamedTuple):
     classes: list[str] | None = None  # names, if the dataset has them
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
-    is_random: bool = False  # whether inputs differ each time they are read, and nothing else does
     packing: Packing | None = None  # layout of several tensors in `inputs`; None if there is one
-    # Reads the samples at these `rows` so many times; None if they cannot be read again, or nobody looked.
+    # Reads the samples at these `rows` so many times; None unless inputs then differ, and nothing else.
     reread: Callable[[list[int], int], tuple[Any, Tensor]] | None = None
-    readings: Tensor | None = None  # further readings of the inputs, (n_draws, n, ...)
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
         names = ("inputs", "labels", "rows", "weights")
         parts = {name: part[rows.to(part.device)] for name in names if (part := getattr(self, name)) is not None}
-        readings = None if self.readings is None else self.readings[:, rows.to(self.readings.device)]
-        return self._replace(**parts, readings=readings)
+        return self._replace(**parts)
 
 
 class UnreadableError(ValueError):

@@ -18,7 +18,7 @@ from readable import PAIRS, X, Y
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from bu_torch.samples import batches
-from bu_torch.samples.reading import read_again, read_loader, with_readings
+from bu_torch.samples.reading import read_loader, with_readings
 from bu_torch.samples.samples import subsample
 
 
@@ -218,30 +218,28 @@ def test_a_default_device_does_not_hinder_reading(accelerator):
 # Samples that random augmentation changes are read again, as draws that repeat.
 
 read_random = partial(read, looks_for_augmentation=True, seed=3)
+read_again = partial(with_readings, perturbation=None, warn=None)
 
 
 def test_readings_differ_repeat_and_begin_alike():
     samples = read_random(Augmented())
-    three, two = read_again(samples, 3), read_again(samples, 2)
-    assert three.readings.shape == (3, *samples.inputs.shape)
-    assert torch.equal(three.readings[:2], two.readings)
-    assert torch.equal(three.inputs, two.inputs)
-    readings = [three.inputs, *three.readings]
+    (first, three), (same, two) = read_again(samples, 3), read_again(samples, 2)
+    assert three.shape == (3, *samples.inputs.shape)
+    assert torch.equal(three[:2], two)
+    assert torch.equal(first.inputs, same.inputs)
+    readings = [first.inputs, *three]
     for place, one in enumerate(readings):
         assert not any((one == other).any(dim=1).any() for other in readings[:place])
-    other = read_again(read_random(Augmented()), 3)
-    assert torch.equal(other.readings, three.readings)
+    assert torch.equal(read_again(read_random(Augmented()), 3)[1], three)
 
 
 def test_readings_are_those_of_the_samples_also_of_some_of_them():
     shifted = Counted(lambda i, times: (X[i] + times, Y[i]))
     samples = read_random(shifted, 90)
     few = subsample(samples, 50, seed=0)
-    again = read_again(few, 2)
-    for offset, reading in enumerate((again.inputs, *again.readings)):
+    first, further = read_again(few, 2)
+    for offset, reading in enumerate((first.inputs, *further)):
         assert torch.equal(reading, X[few.rows] + offset)
-    part = again.at(torch.tensor([4, 1]))
-    assert torch.equal(part.readings, again.readings[:, [4, 1]])
     assert not shifted.seen  # nothing of the user's has moved
 
 
@@ -255,10 +253,10 @@ def test_token_ids_stay_ids_and_are_padded_to_one_length():
         ids = torch.arange(1, 4 + i % 7)
         return ids[torch.rand(len(ids)) < 0.7], Y[i]
 
-    again = read_again(read_random(Made(item), collate_fn=padded), 2)
-    assert again.inputs.dtype == again.readings.dtype == torch.int64
-    assert again.readings.shape[2:] == again.inputs.shape[1:]
-    ids = again.packing.unpack(again.readings[0])["ids"]
+    again, further = read_again(read_random(Made(item), collate_fn=padded), 2)
+    assert again.inputs.dtype == further.dtype == torch.int64
+    assert further.shape[2:] == again.inputs.shape[1:]
+    ids = again.packing.unpack(further[0])["ids"]
     assert all(set(row[row > 0].tolist()) <= set(range(1, 4 + i % 7)) for i, row in enumerate(ids))
 
 
@@ -267,9 +265,8 @@ def test_what_comes_later_is_told_too(change):
     """It differs as augmentation does when a few are read twice, and otherwise when all are."""
     later = Counted(lambda i, times: change(i, times) if i % 4 == 1 and times else (X[i] + times, Y[i]))
     samples = read_random(later)
-    assert samples.is_random
     said = []
-    assert with_readings(samples, 1, None, said.append) is samples
+    assert with_readings(samples, 1, None, said.append)[0] is samples
     assert "a further reading" in said[0]
 
 
@@ -287,4 +284,4 @@ BROKEN = torch.where(torch.arange(4) == 2, torch.nan, X)
     ids=["some", "NaN", "also NaN", "padding"],
 )
 def test_augmentation_is_seen_where_it_is(item, collate_fn, is_random):
-    assert read_random(Counted(item), collate_fn=collate_fn).is_random == is_random
+    assert (read_random(Counted(item), collate_fn=collate_fn).reread is not None) == is_random
