@@ -14,13 +14,13 @@ from bu_torch.run.prepare import class_weights_of, plan_check
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
-from bu_torch.samples.batches import NO_KEYS, Keys
+from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import read_few, read_loader
 from bu_torch.samples.samples import UnreadableError
 
 
 def make_stopper(
-    network: nn.Module, loader: DataLoader[Any], keys: Keys = NO_KEYS, loss: Any = None, **options: Any
+    network: nn.Module, loader: DataLoader[Any], keys: Keys | None = None, loss: Any = None, **options: Any
 ) -> BoundaryUncertaintyStopper:
     """Stopper on the samples that a loader visits; only those that a check uses are read, and one more.
 
@@ -32,7 +32,7 @@ def make_stopper(
     folder = options.pop("folder", None)
     settings = Settings(**options)
     may_reread = settings.perturbation in (None, "reading")
-    read = partial(read_loader, loader, seed=settings.seed, keys=keys, looks_for_augmentation=may_reread)
+    read = partial(read_loader, loader, seed=settings.seed, keys=keys or Keys(), looks_for_augmentation=may_reread)
     try:
         first = read_few(read)
         are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()

@@ -11,7 +11,6 @@ from torch import Tensor
 _EXACT_INTEGER = 2**24  # float32 holds all integers up to this
 _MOST_CLASSES = 100_000
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch computes little with these
-_MOST_ROWS = 2**63  # the first integer beyond int64
 
 
 def as_features(
@@ -50,11 +49,8 @@ def as_flat_features(features: Any, name: str = "features", n_features: int | No
     return flat
 
 
-def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes: bool = True) -> Tensor:
-    """Return `labels` as int64 classes (N,); whole-numbered floats and a column (N, 1) are taken as classes.
-
-    Without `are_classes` they are rows or counts, which may be any int64 >= 0.
-    """
+def as_labels(labels: Any, n_samples: int, name: str = "labels") -> Tensor:
+    """Return `labels` as int64 classes (N,); whole-numbered floats and a column (N, 1) are taken as classes."""
     labels = as_tensor(labels, name).detach()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
@@ -66,7 +62,7 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
     if labels.is_complex() or not bool(((values := labels.double()) == values.round()).all()):
         raise ValueError(f"`{name}` must hold integer classes, got fractions, NaN or {labels.dtype} (a regression?).")
     least, largest = values.aminmax()  # before a conversion to int64 wraps them around
-    if not 0 <= least <= largest < (_MOST_CLASSES if are_classes else _MOST_ROWS):
+    if not 0 <= least <= largest < _MOST_CLASSES:
         raise ValueError(
             f"`{name}` must hold integer classes 0, 1, ..., got {float(least):.15g} to {float(largest):.15g}: if they"
             " are classes, number them with `torch.unique(labels, return_inverse=True)[1]`. Give samples to ignore the"
@@ -170,7 +166,7 @@ def exceeds_float32(features: Tensor) -> bool:
 
 
 class PresentClasses:
-    """Classes among labels (N,), ascending, and their columns; `n_classes` is the largest label + 1.
+    """The C classes among labels (N,), ascending, and their columns; `n_classes` is the largest label + 1.
 
     Public shapes have `n_classes` columns; cost and memory depend only on the classes that have samples.
     """
@@ -178,17 +174,14 @@ class PresentClasses:
     def __init__(self, labels: Tensor) -> None:
         self.classes = torch.unique(labels)
         self.n_classes = int(self.classes[-1]) + 1
-        # Present classes come first, in order, then absent ones, so that each class has a column of its own.
-        is_absent = torch.ones(self.n_classes, dtype=torch.uint8, device=labels.device)
-        is_absent[self.classes] = 0
-        self._columns = is_absent.argsort(stable=True).argsort()
 
     def __len__(self) -> int:
         return len(self.classes)
 
     def columns(self, classes: Tensor) -> Tensor:
-        """Columns of classes, (n,) int64: below C for those present, from C on for all others."""
-        return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
+        """Columns of classes, int64: below C for those present; each other class has one of its own, from C on."""
+        places = torch.searchsorted(self.classes, classes.contiguous()).clamp(max=len(self) - 1)
+        return torch.where(self.classes[places] == classes, places, len(self) + classes)
 
     def expand(self, columns: Tensor, n_columns: int | None = None) -> Tensor:
         """Expand an array (n, C) to a column for each class, (n, J), or to more; classes without samples get 0."""
@@ -200,5 +193,4 @@ class PresentClasses:
     def to(self, device: torch.device | str) -> Self:
         """Move the mapping, in place."""
         self.classes = self.classes.to(device)
-        self._columns = self._columns.to(device)
         return self

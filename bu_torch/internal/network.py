@@ -2,7 +2,6 @@
 
 import inspect
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -181,31 +180,21 @@ _SQUASHING = ("aten::sigmoid", "aten::sigmoid_", "aten::_softmax")
 
 
 def read_logits(
-    model: Callable[[Tensor], Any],
-    inputs: Any,
-    batch_size: int = _BATCH,
-    *,
-    check_finite: bool = True,
-    name: str = "",
+    model: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH, *, check_finite: bool = True, name: str = ""
 ) -> Tensor:
     """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision.
 
     With a `name` for it, probabilities become logits, and a warning says if they cannot be told from logits.
     """
+    check_callable(model)
+    n_rows = min(batch_size, rows_at_once(inputs))
     with evaluation_copy(model) as network:
-        outputs = partial(logits_at, network, inputs, batch_size)
+        outputs = partial(logits_in_batches, lambda batch: network(copy_to(network, batch)), inputs, n_rows)
         logits = OutputReader(name, _WARN).logits(outputs) if name else outputs()
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
     return logits
-
-
-def logits_at(network: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH) -> Tensor:
-    """Logits (n, J) at `inputs` (n, ...), in batches, of a copy from `evaluation_copy`, which a pass may change."""
-    check_callable(network)
-    batch_size = min(batch_size, rows_at_once(inputs))
-    return logits_in_batches(lambda batch: network(copy_to(network, batch)), inputs, batch_size)
 
 
 def rows_at_once(inputs: Any) -> int:
@@ -337,18 +326,15 @@ def was_one_column(logits: Tensor) -> bool:
 
 def copy_to(model: object, inputs: Any) -> Any:
     """Copy one tensor or several to the device and precision of a model, if it has these; it may change the copies."""
-    return pytree.tree_map(lambda part: part.to(device_of(model, part), dtype_of(model, part), copy=True), inputs)
+    weights: list[Tensor] = []  # a temperature may have another precision than the layers
+    if isinstance(model, nn.Module) and not isinstance(model, PackedNetwork):
+        weights = [one for one in model.parameters() if one.is_floating_point() and not is_lazy(one)]
 
+    def copied(part: Tensor) -> Tensor:
+        dtype = max(weights, key=Tensor.numel, default=part).dtype if part.is_floating_point() else part.dtype
+        return part.to(device_of(model, part), dtype, copy=True)
 
-def dtype_of(model: object, inputs: Any) -> torch.dtype:
-    """Dtype in which a model takes inputs: its own, or theirs if they are integers or it has none."""
-    if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
-        sizes = Counter[torch.dtype]()  # a temperature may have another precision than the layers
-        for one in model.parameters():
-            if one.is_floating_point() and not is_lazy(one):
-                sizes[one.dtype] += one.numel()
-        return max(sizes, key=lambda dtype: sizes[dtype], default=inputs.dtype)
-    return inputs.dtype
+    return pytree.tree_map(copied, inputs)
 
 
 def device_of(model: object, inputs: Any) -> torch.device:

@@ -4,7 +4,7 @@ import logging
 import secrets
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -69,13 +69,13 @@ def showing_progress(shows_bars: bool) -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str, **options: Any) -> Iterator[Any]:
-    """Give a bar of tqdm's, shown after a few seconds of work within; None if bars are not shown."""
+def progress(what: str, **options: Any) -> Iterator[Callable[[int], Any]]:
+    """Give a function that moves a bar of tqdm's, shown after a few seconds of work within, if bars are shown."""
     if not _shows_bars.get():  # a disabled bar would start tqdm's thread, too
-        yield None
+        yield log_nothing
         return
     with tqdm(desc=what, delay=_BAR_DELAY, leave=False, **options) as bar:
-        yield bar
+        yield bar.update
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
         0.25
     """
     design, targets = _as_sample(features, labels)
-    counts = as_labels(counts, len(targets), "counts", are_classes=False)
+    counts = as_labels(counts, len(targets), "counts")
     if int(counts.sum()) != len(targets):
         raise ValueError(f"`counts` must sum to the number of samples, {len(targets)}, got {int(counts.sum())}.")
     return _supremum(design, targets, counts.cpu())

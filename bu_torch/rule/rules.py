@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -37,7 +38,7 @@ class Rule:
     signals: tuple[str, ...]
     unit: str = ""
 
-    @property
+    @cached_property
     def title(self) -> str:
         return self.name.replace("_", " ")
 
@@ -68,12 +69,7 @@ class SignalRule(Rule):
     """Scores a check by one signal, whose larger values are better; `bu_torch.signals.catalogue` computes them all."""
 
     def __init__(self, signal: str) -> None:
-        self.name = signal
-        self.signals = (signal,)
-
-    @property
-    def title(self) -> str:
-        return SIGNALS[self.name].title
+        self.name, self.signals, self.title = signal, (signal,), SIGNALS[signal].title
 
     def score(self, values: Mapping[str, float]) -> float:
         return values[self.name]
@@ -85,10 +81,7 @@ class MetricRule(Rule):
     def __init__(self, metric: ExpectedMetric) -> None:
         self.metric, self.signals = metric, (metric.signal,)
         self.name = metric.signal if metric.is_larger_better else f"neg_{metric.name}"
-
-    @property
-    def title(self) -> str:
-        return f"expected {self.metric.title}"
+        self.title = f"expected {metric.title}"
 
     def shown(self, score: float) -> float:
         return self.metric.sign * score
@@ -113,27 +106,21 @@ def as_rule(rule: Any, metric: ExpectedMetric = ACCURACY) -> Rule:
         got = f"the class {rule.__name__}" if isinstance(rule, type) else type(rule).__name__
         raise TypeError(f"`rule` must be a name or an instance of `bu_torch.Rule`, got {got}.")
     name, signals = getattr(rule, "name", None), getattr(rule, "signals", None)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"`rule.name` must be a string of letters, digits and underscores, got {name!r}.")
-    if not isinstance(signals, tuple) or not signals:
-        raise ValueError(f"`rule.signals` must be a tuple with at least one name, got {signals!r}.")
+    if not isinstance(name, str) or not name.isidentifier() or name in (*SIGNALS, *_RESERVED):
+        raise ValueError(
+            "`rule.name` must be a string of letters, digits and underscores, and not the name of a signal, a rule or"
+            f" another column, got {name!r}."
+        )
     known = (*SIGNALS, *metric.entries)
-    if unknown := [signal for signal in signals if signal not in known]:
-        raise ValueError(f"`rule.signals` must be names among {', '.join(known)}, got {unknown[0]!r}.")
+    if not isinstance(signals, tuple) or not signals or not all(signal in known for signal in signals):
+        raise ValueError(f"`rule.signals` must be a tuple of names among {', '.join(known)}, got {signals!r}.")
     if type(rule).score is Rule.score:
         raise TypeError(f"`rule` must define `score`, which {type(rule).__name__} does not.")
-    if name in (*SIGNALS, *_RESERVED):
-        raise ValueError(f"`rule.name` must not be the name of a signal, a rule or another column, got {name!r}.")
     return rule
 
 
 def score_of(rule: Rule, values: Mapping[str, float]) -> float:
-    """Score of a check by the values of its signals; NaN if one that the rule reads is not finite.
-
-    Raises:
-        KeyError: If a signal is missing, or the rule reads one that is not among its `signals`.
-        TypeError: If the rule's score is not a number.
-    """
+    """Score of a check by the values of its signals, all of which must be there; NaN if one of them is not finite."""
     name, seen = f"`{type(rule).__name__}.score`", {signal: values[signal] for signal in rule.signals}
     if not all(map(math.isfinite, seen.values())):
         return math.nan

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import multiprocessing
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
@@ -26,7 +27,6 @@ from bu_torch.samples.samples import UnreadableError
 
 InputKey = str | int | Sequence[str | int] | None
 
-NO_SAMPLE = "there must be at least one sample, got none."
 _LABELS = ("labels", "label", "targets", "target", "y")
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
@@ -124,9 +124,6 @@ class Keys(NamedTuple):
     network: Any = None
 
 
-NO_KEYS = Keys()
-
-
 def holds_arrays(dataset: Any) -> bool:
     """Whether a dict or a tuple holds all inputs and all labels as arrays; else it holds single samples."""
     if not isinstance(dataset, tuple | list):
@@ -145,7 +142,7 @@ def concatenate(
     """Inputs and labels of all batches, up to `limit` samples; a bar shows how many of `n_expected` are read."""
     n_left, n_dropped = sys.maxsize if limit is None else limit, 0
     read: list[tuple[Any, Tensor]] = []
-    with progress("bu-torch reads", total=n_expected or None, unit=" samples") as bar:
+    with progress("bu-torch reads", total=n_expected or None, unit=" samples") as move_on:
         for batch in batches:
             if batch is None:  # a training step may skip it
                 n_dropped += 1
@@ -158,14 +155,13 @@ def concatenate(
             # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
             read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
             n_left -= len(read[-1][1])
-            if bar is not None:
-                bar.update(len(read[-1][1]))
+            move_on(len(read[-1][1]))
             if not n_left:
                 break
     if n_dropped:
         warnings.warn(f"{n_dropped} batches that are None are left out.", stacklevel=2)
     if not read:
-        raise UnreadableError(NO_SAMPLE)
+        raise UnreadableError("there must be at least one sample, got none.")
     return _joined(read)
 
 
@@ -187,23 +183,22 @@ def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
 def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
     """Pad rows to the longest, if each batch is padded to its own length and a mask marks the padding.
 
-    A column holds the tensors of one input from all batches. They are padded on the same side as in the batches, with
-    the value that these have where the mask is 0.
+    A column holds the tensors of one input from all batches, or the padded one of all. They are padded on the same side
+    as in the batches, with the value that these have where the mask is 0.
     """
     is_ragged = any(tensor.shape[1:] != column[0].shape[1:] for column in columns for tensor in column)
     masks = next((column for column in columns if all(one.ndim == 2 and is_mask(one) for one in column)), None)
     if not is_ragged or masks is None or len(columns) == 1:
         return columns
-    longest = max(mask.shape[1] for mask in masks)
-    is_left = any(bool((mask[:, 0] == 0).any()) for mask in masks)
+    side = "left" if any(bool((mask[:, 0] == 0).any()) for mask in masks) else "right"
 
     def lengthened(column: list[Tensor]) -> list[Tensor]:
         if [row.shape for row in column] != [mask.shape for mask in masks]:
             return column
         hidden = torch.cat([row[mask == 0] for row, mask in zip(column, masks, strict=True)])
         value = float(hidden[0]) if len(hidden) else 0.0
-        missing = [longest - row.shape[1] for row in column]
-        return [pad(row, (n, 0) if is_left else (0, n), value=value) for row, n in zip(column, missing, strict=True)]
+        rows = list(itertools.chain(*column))
+        return [pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)]
 
     return [lengthened(column) for column in columns]
 

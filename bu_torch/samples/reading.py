@@ -8,8 +8,9 @@ import itertools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,19 +31,8 @@ from torch.utils.data import (
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.replica import preserved_random_state, seeded
-from bu_torch.samples.batches import (
-    NO_KEYS,
-    NO_SAMPLE,
-    InputKey,
-    Keys,
-    concatenate,
-    described,
-    holds_arrays,
-    split_batch,
-    with_batches,
-)
+from bu_torch.samples.batches import InputKey, Keys, concatenate, described, holds_arrays, split_batch, with_batches
 from bu_torch.samples.samples import (
-    FEW,
     Samples,
     UnreadableError,
     choose_among,
@@ -55,6 +45,7 @@ from bu_torch.samples.samples import (
 READ_BATCH = 256
 ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 WITHOUT_READING = "Pass `perturbation=None`."
+_FEW = 8
 _MOST_INDICES = 100_000_000  # of a sampler without an end
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 
@@ -115,15 +106,15 @@ def read_few(read: Callable[..., Samples]) -> Samples:
     """A few samples by a partial `read_loader`, which show what all are like; what is to be said is said of all."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return read(FEW, stream_limit=FEW)
+        return read(_FEW, stream_limit=_FEW)
 
 
 def read_loader(
     loader: DataLoader[Any],
     n_wanted: int = sys.maxsize,
     *,
+    keys: Keys,
     seed: int = 0,
-    keys: Keys = NO_KEYS,
     n_batches: float = math.inf,
     stream_limit: int | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -141,9 +132,9 @@ def read_loader(
             read = reader.read_batches({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0)
             return choose_among(*read, n_wanted, seed)
         indices, are_lists, weights = _visited(loader, n_batches, seed)
-        if loader.batch_sampler is None and not are_lists:
+        if not are_lists:
             return choose_among(*reader.read_batches({"sampler": indices, "batch_size": None}), n_wanted, seed)
-        n_training, are_places = len(indices), isinstance(indices[0], int)
+        n_training, are_places = len(indices), all(isinstance(index, int) for index in indices)
         known = known_labels(loader.dataset, keys.labels) if are_places else None
         if n_wanted < n_training:
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
@@ -201,14 +192,12 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
         if hasattr(sampler, "sampler"):  # of a batch sampler of the user's
             sampler, own = copy.copy(sampler), _undistributed(sampler.sampler)
             sampler.sampler = RandomSampler(range(len(dataset))) if isinstance(own, DistributedSampler) else own
-        one_pass = DataLoader(SamplerPass(sampler, n_most), batch_size=None, collate_fn=list)
+        one_pass: Any = DataLoader([sampler], batch_size=None, collate_fn=partial(_pass_of, n_most=n_most))  # type: ignore[arg-type]
         indices = with_batches(one_pass, {"batch_size": None}, seed, next)
         if batches is None and indices and isinstance(indices[0], list | tuple):
             indices, are_lists = _plain(itertools.chain(*indices)), True
         with suppress(TypeError):  # dicts, say, of a sampler that gives queries, cannot be sorted
             indices = sorted(set(indices))
-    if not indices:
-        raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
 
 
@@ -219,16 +208,11 @@ def _undistributed(sampler: Any) -> Any:
     return sampler
 
 
-class SamplerPass(IterableDataset[Any]):
-    """A pass of a sampler as a dataset, for a worker to make: a sampler may draw numbers, or change its dataset."""
-
-    def __init__(self, sampler: Iterable[Any], n_most: int) -> None:
-        self.sampler, self.n_most = sampler, n_most
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        with suppress(Exception):  # a user's class may raise anything
-            self.n_most = len(self.sampler)  # type: ignore[arg-type]
-        yield _plain(itertools.islice(self.sampler, self.n_most))
+def _pass_of(sampler: Any, n_most: int) -> list[Any]:
+    """What a pass of a sampler gives; for a worker, because a sampler may draw numbers, or change its dataset."""
+    with suppress(Exception):  # a user's class may raise anything
+        n_most = len(sampler)
+    return _plain(itertools.islice(sampler, n_most))
 
 
 def _plain(entries: Iterable[Any]) -> list[Any]:
@@ -256,9 +240,7 @@ class Reader(NamedTuple):
         also those of generators that the dataset holds, because one process reads all.
         """
         loader, is_in_memory = self.loader, _is_in_memory(self.loader)
-        size = loader.batch_size or READ_BATCH
-        if is_in_memory and self.transform is None:
-            size = READ_BATCH
+        size = READ_BATCH if is_in_memory and self.transform is None else loader.batch_size or READ_BATCH
         lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
         limits = None, n_times * len(indices)
         with seeded(self.seed):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
+from bu_torch.functional.checks import relative_weights
 from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.network import Packing, as_inputs
@@ -18,7 +19,6 @@ from bu_torch.internal.network import Packing, as_inputs
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
 IGNORED = -100  # default `ignore_index` of torch's losses
-FEW = 8
 _BLOCK_ELEMENTS = 2**22  # compared at once
 _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
@@ -61,9 +61,7 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
     keep_integers |= samples.packing is not None and samples.packing.form == "rows"
     inputs = as_features(samples.inputs, "inputs", keep_integers=keep_integers, keep_bytes=True)
     weights = None if sample_weight is None else as_weights(sample_weight, len(inputs)).to(inputs.device)
-    samples = samples._replace(inputs=inputs, weights=weights)
-    if samples.labels.shape[:1] == inputs.shape[:1]:
-        samples = without_ignored(samples)
+    samples = without_ignored(samples._replace(inputs=inputs, weights=weights))
     n_left = len(samples.inputs)
     return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
 
@@ -83,19 +81,14 @@ def choose_among(inputs: Any, labels: Tensor, n_wanted: int, seed: int) -> Sampl
 
 
 def without_ignored(samples: Samples) -> Samples:
-    """The same without samples whose label is -100, counted in `n_ignored`; `UnreadableError` if none of many is left.
-
-    A few show what samples are like, whatever their labels.
-    """
-    labels = samples.labels
-    if labels.is_complex() or labels.numel() != len(labels):
+    """The same without samples whose label is -100, counted in `n_ignored`; all samples if none would be left."""
+    labels, n_samples = samples.labels, len(samples.inputs)
+    if labels.is_complex() or labels.numel() != n_samples:
         return samples
     is_ignored = labels.detach().reshape(-1).double() == IGNORED  # a byte of 156 is not -100
     n_ignored = int(is_ignored.sum())
-    if n_ignored == 0 or n_ignored == len(labels) <= FEW:
+    if n_ignored in (0, n_samples):
         return samples
-    if n_ignored == len(labels):
-        raise UnreadableError(f"there must be at least one sample, got {n_ignored} with the label {IGNORED} (ignored).")
     return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored)
 
 
@@ -180,10 +173,8 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
         else:
             of_class = torch.tensor(_listed(class_weight, present.tolist()), dtype=torch.float64, device="cpu")
         weights = weights * of_class[columns]
-    if bool((weights == weights[0]).all()):
-        return None
-    weights = weights / weights.max()
-    return (weights / weights.mean()).to(labels.device)
+    relative = relative_weights(weights, weights.shape, weights.device)
+    return None if relative is None else relative.to(labels.device)
 
 
 def _listed(class_weight: dict[int, float] | list[float], present: list[int]) -> list[float]:

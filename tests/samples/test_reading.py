@@ -24,6 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import read_few, read_loader, read_samples
 from bu_torch.samples.samples import choose_among, stratified_rows, subsample, whole_samples
 
@@ -111,7 +112,7 @@ def test_the_first_samples_of_a_stream_are_read(source):
     ("loader", "n_read"), [(DataLoader(Endless(), batch_size=32), 90), (DataLoader(BATCHES, batch_size=None), 120)]
 )
 def test_a_subset_is_chosen_among_those_read(loader, n_read):
-    samples = read_loader(loader, 20, stream_limit=90)
+    samples = read_loader(loader, 20, keys=Keys(), stream_limit=90)
     assert samples.n_training == n_read
     assert torch.equal(samples.rows, stratified_rows(n_read, 20, 0, Y[:n_read]))
     assert equal(samples, samples.rows)
@@ -166,7 +167,7 @@ def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
     ],
 )
 def test_a_limit_on_batches_leaves_out_what_no_epoch_visits(loader, rows):
-    assert equal(read_loader(loader, n_batches=2), rows)
+    assert equal(read_loader(loader, keys=Keys(), n_batches=2), rows)
 
 
 def test_indices_need_not_be_numbers():
@@ -226,7 +227,7 @@ class TestIgnoredLabels:
         assert torch.equal(few.labels, Y[few.rows])
 
     def test_a_few_show_what_samples_are_like_though_all_are_ignored(self):
-        few = read_few(partial(read_loader, DataLoader(TensorDataset(X, torch.full((120,), -100)))))
+        few = read_few(partial(read_loader, DataLoader(TensorDataset(X, torch.full((120,), -100))), keys=Keys()))
         assert (few.inputs.shape, few.n_training) == ((8, 4), 120)
 
 

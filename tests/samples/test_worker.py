@@ -24,7 +24,7 @@ from bu_torch.samples.samples import subsample
 
 def read(dataset, n_wanted=sys.maxsize, num_workers=0, collate_fn=None, worker_init_fn=None, **options):
     made_by = {"num_workers": num_workers, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    return read_loader(DataLoader(dataset, 7, **made_by), n_wanted, **options)
+    return read_loader(DataLoader(dataset, 7, **made_by), n_wanted, keys=batches.Keys(), **options)
 
 
 class Draws:
@@ -119,7 +119,7 @@ def test_training_gets_the_same_batches_to_the_bit(kind, num_workers, request):
         loader = DataLoader(dataset, 7, collate_fn=Collate(), num_workers=num_workers, **order)
         first = list(loader)
         if is_read:
-            assert len(read_loader(loader, looks_for_augmentation=True).inputs) > 50
+            assert len(read_loader(loader, keys=batches.Keys(), looks_for_augmentation=True).inputs) > 50
         return [part for batch in [*first, *loader] for part in batch]
 
     assert all(map(torch.equal, epochs(False), epochs(True)))
