@@ -103,8 +103,8 @@ class Packing:
         return ", ".join(f"{name} of shape ({shape})" for name, shape in zip(self.names, shapes, strict=True))
 
     @property
-    def has_indices(self) -> bool:
-        return any(self.dtypes)
+    def index_names(self) -> tuple[str, ...]:
+        return self.names[self.dtypes.count(None) :]
 
 
 def as_inputs(inputs: Any, name: str) -> Any:
@@ -314,8 +314,7 @@ class _LastSquashing(TorchDispatchMode):
         kept = self.output.to(outputs).reshape(-1, self.output.shape[-1] if self.output.ndim == 2 else 1)
         if outputs.shape[1] not in (1, kept.shape[1]):
             return False
-        is_near = (kept - outputs[-len(kept) :]).abs() < _ROUNDING
-        columns = is_near.all(dim=0)
+        columns = ((kept - outputs[-len(kept) :]).abs() < _ROUNDING).all(dim=0)
         return bool(columns.any() if outputs.shape[1] == 1 else columns.all())
 
 

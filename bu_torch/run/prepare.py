@@ -122,7 +122,7 @@ def prepare_signals(
     log(_describe_plan(samples, plan), if_verbose=True)
     if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=2)
-    samples, readings = with_readings(samples, plan.n_draws, settings.perturbation, warnings.warn)
+    samples, readings = with_readings(samples, plan.n_draws, settings.perturbation)
     _check_classes(samples)
     adapted, space = _settings_for(settings, samples, readings), resumed["space"]
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
@@ -168,16 +168,16 @@ def _settings_for(settings: Settings, samples: Samples, readings: Tensor | None)
         return replace(settings, perturbation=perturbation)
     if callable(perturbation):
         perturbation = partial(_perturbed, perturbation, packing)
-    elif packing.has_indices and perturbation in ("random", "neighbors"):
-        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
+    elif packing.index_names and perturbation in ("random", "neighbors"):
         raise ValueError(
-            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
-            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
+            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(packing.index_names)} hold"
+            " integers: pass None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the"
+            " network does."
         )
     elif perturbation is None and packing.form == "rows":
         perturbation = "tokens"
     elif perturbation is None and packing.form == "mixed":
-        perturbation = MixedMove(packing) if packing.has_indices else "neighbors"
+        perturbation = MixedMove(packing) if packing.index_names else "neighbors"
     if callable(extractor):
         is_of_module = isinstance(getattr(extractor, "__self__", extractor), nn.Module)
         extractor = _PackedExtractor(extractor, packing) if is_of_module else partial(_extracted, extractor, packing)

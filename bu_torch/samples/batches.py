@@ -140,12 +140,11 @@ def concatenate(
     n_expected: int = 0,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; a bar shows how many of `n_expected` are read."""
-    n_left, n_dropped = sys.maxsize if limit is None else limit, 0
+    n_left = sys.maxsize if limit is None else limit
     read: list[tuple[Any, Tensor]] = []
     with progress("bu-torch reads", total=n_expected or None, unit=" samples") as move_on:
         for batch in batches:
             if batch is None:  # a training step may skip it
-                n_dropped += 1
                 continue
             both = split_batch(batch if transform is None else transform(batch), keys)
             if not len(both[1]):
@@ -158,8 +157,6 @@ def concatenate(
             move_on(len(read[-1][1]))
             if not n_left:
                 break
-    if n_dropped:
-        warnings.warn(f"{n_dropped} batches that are None are left out.", stacklevel=2)
     if not read:
         raise UnreadableError("there must be at least one sample, got none.")
     return _joined(read)

@@ -256,7 +256,8 @@ class Reader(NamedTuple):
         few = indices[:: math.ceil(len(indices) / _READ_TWICE)]  # they lie apart: some classes alone may be augmented
         with suppress(Exception):  # the user's code may raise anything
             *inputs, labels = (tensor.tensor_split(2) for tensor in pytree.tree_leaves(self.read(few, 2)))
-            return are_equal(*labels) and not all(itertools.starmap(are_equal, inputs))
+            are_same = (torch.allclose(*halves, rtol=0, atol=0, equal_nan=True) for halves in inputs)
+            return torch.equal(*labels) and not all(are_same)
         return False
 
 
@@ -268,9 +269,7 @@ def _is_in_memory(loader: DataLoader[Any]) -> bool:
     return type(dataset) is TensorDataset and loader.collate_fn is default_collate
 
 
-def with_readings(
-    samples: Samples, n_draws: int, perturbation: Any, warn: Callable[[str], None]
-) -> tuple[Samples, Tensor | None]:
+def with_readings(samples: Samples, n_draws: int, perturbation: Any) -> tuple[Samples, Tensor | None]:
     """Read samples anew that differ each time: a first reading in their place, and `n_draws` more, (n_draws, n, ...).
 
     None if they do not differ, or, with a warning, if readings are not of the same samples; a ValueError if readings
@@ -281,18 +280,14 @@ def with_readings(
         n_samples, n_times = len(samples.labels), 1 + n_draws
         try:
             read = samples_of(*samples.reread(samples.rows.tolist(), n_times))
-            if not are_equal(read.labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
+            if not torch.equal(read.labels, samples.labels.repeat(n_times, *[1] * (samples.labels.ndim - 1))):
                 raise UnreadableError("it gives other labels")
             readings = read.inputs[n_samples:].unflatten(0, (n_draws, n_samples))
             return samples._replace(inputs=read.inputs[:n_samples], packing=read.packing), readings
         except Exception as error:  # the user's code may raise anything
             fault = f"a further reading fails: {described(error)}"
-            warn(f"Samples: {fault}. That is no augmentation, so a check perturbs the first reading.")
+            said = f"Samples: {fault}. That is no augmentation, so a check perturbs the first reading."
+            warnings.warn(said, stacklevel=2)
     if perturbation == "reading":
         raise ValueError(f"{ASKED_TO_READ}: {fault}. {WITHOUT_READING}")
     return samples, None
-
-
-def are_equal(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors hold the same values, or NaN in the same places."""
-    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)

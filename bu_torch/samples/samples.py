@@ -161,10 +161,9 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
     `class_weight` is what `check_class_weight` returns. `"balanced"` makes all classes weigh the same together,
     whatever the samples' own weights are. Computed on the CPU, where sums are the same in each run.
     """
-    weights = torch.ones(len(labels), dtype=torch.float64, device="cpu")
-    if sample_weight is not None:
-        weights = as_weights(sample_weight, len(labels)).cpu()
-        weights = weights / weights.max()
+    own = torch.ones(len(labels), device="cpu") if sample_weight is None else sample_weight
+    weights = as_weights(own, len(labels)).cpu()
+    weights = weights / weights.max()
     if class_weight is not None:
         present, columns = torch.unique(labels.cpu(), return_inverse=True)
         if isinstance(class_weight, str):
@@ -198,9 +197,8 @@ def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
 def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
     """The rarest class and its share, if that is below half of an equal share; else None."""
     present, shares = class_shares(labels, weights)
-    rarest = int(shares.argmin())
-    share = float(shares[rarest])
-    return (int(present[rarest]), share) if share < _RARE / len(present) else None
+    share, rarest = shares.min(dim=0)
+    return (int(present[rarest]), float(share)) if share < _RARE / len(present) else None
 
 
 def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
