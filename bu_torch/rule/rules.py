@@ -6,6 +6,7 @@ from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
+from bu_torch.functional.checks import check_choice
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import ACCURACY, ExpectedMetric
 
@@ -98,10 +99,7 @@ def as_rule(rule: Any, metric: ExpectedMetric = ACCURACY) -> Rule:
     if type(rule) in (SignalRule, MetricRule):  # ours
         return rule
     if isinstance(rule, str):
-        if rule not in RULE_NAMES:
-            names = ", ".join(map(repr, RULE_NAMES))
-            raise ValueError(f"`rule` must be one of {names}, or a `bu_torch.Rule`, got {rule!r}.")
-        return SignalRule(rule)
+        return SignalRule(check_choice("rule", rule, RULE_NAMES))
     if not isinstance(rule, Rule):
         got = f"the class {rule.__name__}" if isinstance(rule, type) else type(rule).__name__
         raise TypeError(f"`rule` must be a name or an instance of `bu_torch.Rule`, got {got}.")

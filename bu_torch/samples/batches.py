@@ -137,12 +137,12 @@ def concatenate(
     keys: Keys,
     transform: Callable[[Any], Any] | None,
     limit: int | None = None,
-    n_expected: int = 0,
+    n_expected: int | None = None,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; a bar shows how many of `n_expected` are read."""
     n_left = sys.maxsize if limit is None else limit
     read: list[tuple[Any, Tensor]] = []
-    with progress("bu-torch reads", total=n_expected or None, unit=" samples") as move_on:
+    with progress("bu-torch reads", total=n_expected, unit=" samples") as move_on:
         for batch in batches:
             if batch is None:  # a training step may skip it
                 continue

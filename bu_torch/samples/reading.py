@@ -129,14 +129,15 @@ def read_loader(
     reader = Reader(loader, seed, keys, transform)
     with seeded(seed):
         if isinstance(loader.dataset, IterableDataset):
-            read = reader.read_batches({"batch_size": loader.batch_size}, stream_limit, stream_limit or 0)
+            sampling = {"batch_size": loader.batch_size}
+            read = reader.read_batches(sampling, limit=stream_limit, n_expected=stream_limit)
             return choose_among(*read, n_wanted, seed)
         indices, are_lists, weights = _visited(loader, n_batches, seed)
         if not are_lists:
             return choose_among(*reader.read_batches({"sampler": indices, "batch_size": None}), n_wanted, seed)
         n_training, are_places = len(indices), all(isinstance(index, int) for index in indices)
-        known = known_labels(loader.dataset, keys.labels) if are_places else None
         if n_wanted < n_training:
+            known = known_labels(loader.dataset, keys.labels) if are_places else None
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
@@ -147,11 +148,9 @@ def read_loader(
             said = f"The loader's batches hold {n_read} of the {n_asked} samples that were read: only those are used."
             warnings.warn(said, stacklevel=2)
         if n_read == n_asked:
-            samples = samples._replace(weights=weights)
-        if n_read == n_asked and are_places:
-            is_random = looks_for_augmentation and reader.sees_augmentation(indices)
-            rows = torch.as_tensor(indices, device="cpu")
-            samples = samples._replace(rows=rows, reread=reader.read if is_random else None)
+            is_random = looks_for_augmentation and are_places and reader.sees_augmentation(indices)
+            rows = torch.as_tensor(indices, device="cpu") if are_places else samples.rows
+            samples = samples._replace(weights=weights, rows=rows, reread=reader.read if is_random else None)
         return without_ignored(samples)
 
 
@@ -227,11 +226,10 @@ class Reader(NamedTuple):
     keys: Keys
     transform: Callable[[Any], Any] | None
 
-    def read_batches(self, sampling: dict[str, Any], *limits: Any) -> tuple[Any, Tensor]:
+    def read_batches(self, sampling: dict[str, Any], **limits: Any) -> tuple[Any, Tensor]:
         """Inputs and labels of all batches; `sampling` as in `with_batches`, limits as in `concatenate`."""
-        return with_batches(
-            self.loader, sampling, self.seed, lambda batches: concatenate(batches, self.keys, self.transform, *limits)
-        )
+        use = partial(concatenate, keys=self.keys, transform=self.transform, **limits)
+        return with_batches(self.loader, sampling, self.seed, use)
 
     def read(self, indices: list[Any], n_times: int = 1) -> tuple[Any, Tensor]:
         """Inputs and labels of all samples, `n_times` one after another.
@@ -242,21 +240,21 @@ class Reader(NamedTuple):
         loader, is_in_memory = self.loader, _is_in_memory(self.loader)
         size = READ_BATCH if is_in_memory and self.transform is None else loader.batch_size or READ_BATCH
         lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
-        limits = None, n_times * len(indices)
+        n_expected = n_times * len(indices)
         with seeded(self.seed):
             if is_in_memory:  # indexing runs no code of the user's
                 batches = (list(loader.dataset[places]) for places in lists)
-                return concatenate(batches, self.keys, self.transform, *limits)
+                return concatenate(batches, self.keys, self.transform, n_expected=n_expected)
             if loader.batch_sampler is None:
-                return self.read_batches({"sampler": lists, "batch_size": None}, *limits)
-            return self.read_batches({"batch_sampler": lists}, *limits)
+                return self.read_batches({"sampler": lists, "batch_size": None}, n_expected=n_expected)
+            return self.read_batches({"batch_sampler": lists}, n_expected=n_expected)
 
     def sees_augmentation(self, indices: list[Any]) -> bool:
         """Whether a second reading of a few of these samples gives other inputs and the same labels."""
         few = indices[:: math.ceil(len(indices) / _READ_TWICE)]  # they lie apart: some classes alone may be augmented
         with suppress(Exception):  # the user's code may raise anything
             *inputs, labels = (tensor.tensor_split(2) for tensor in pytree.tree_leaves(self.read(few, 2)))
-            are_same = (torch.allclose(*halves, rtol=0, atol=0, equal_nan=True) for halves in inputs)
+            are_same = (torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in inputs)
             return torch.equal(*labels) and not all(are_same)
         return False
 
