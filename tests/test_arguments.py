@@ -107,6 +107,7 @@ TAKEN = [
     (functional.expected_accuracy, {"probabilities": LOGITS, "predictions": LABELS}),
     (functional.label_votes, {"labels": LABELS, "neighbors": NEIGHBORS, "decay": 1.0, "n_classes": 3}),
     (functional.mean_trust_score, {"scores": W}),
+    (bu_torch.read_samples, {"dataset": (X, Y), "max_samples": 20}),
     (functional.trust_score, {"class_distances": LOGITS, "predictions": LABELS}),
     (functional.omission, {"shares": LOGITS, "predictions": LABELS, "neighbors": NEIGHBORS}),
     (functional.parzen_uncertainty, {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS}),

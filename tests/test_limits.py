@@ -21,7 +21,7 @@ def n_lines(files):
 @pytest.mark.parametrize(
     ("what", "reached", "limit"),
     [
-        ("lines of source", n_lines(FILES), 13_800),
+        ("lines of source", n_lines(FILES), 13_000),
         ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 11_000),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 14_000),
         ("public names", len(bu_torch.__all__), 50),

@@ -29,7 +29,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.inputs import check_integer, check_seed
 from bu_torch.internal.replica import preserved_random_state, seeded
 from bu_torch.samples.batches import InputKey, Keys, concatenate, described, holds_arrays, split_batch, with_batches
 from bu_torch.samples.samples import (
@@ -77,6 +77,7 @@ def read_samples(
         TypeError, ValueError: If there is no sample, or they cannot be read.
     """
     keys = Keys(input_key, label_key)
+    check_seed(seed)
     if max_samples is not None:
         check_integer("max_samples", max_samples, 1)
 
