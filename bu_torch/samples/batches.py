@@ -140,11 +140,12 @@ def concatenate(
     n_expected: int | None = None,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; a bar shows how many of `n_expected` are read."""
-    n_left = sys.maxsize if limit is None else limit
+    n_left, n_skipped = sys.maxsize if limit is None else limit, 0
     read: list[tuple[Any, Tensor]] = []
     with progress("bu-torch reads", total=n_expected, unit=" samples") as move_on:
         for batch in batches:
             if batch is None:  # a training step may skip it
+                n_skipped += 1
                 continue
             both = split_batch(batch if transform is None else transform(batch), keys)
             if not len(both[1]):
@@ -157,6 +158,8 @@ def concatenate(
             move_on(len(read[-1][1]))
             if not n_left:
                 break
+    if n_skipped:
+        warnings.warn(f"{n_skipped} batches that are None are left out.", stacklevel=2)
     if not read:
         raise UnreadableError("there must be at least one sample, got none.")
     return _joined(read)

@@ -250,9 +250,10 @@ def test_samples_that_a_loader_drops_are_counted(change, n_left, recwarn):
     assert samples.rows.tolist() == list(range(n_left))
 
 
-def test_batches_of_a_stream_that_are_none_are_left_out():
+def test_batches_of_a_stream_that_are_none_are_counted():
     batches = [(X[:70], Y[:70]), None, (X[70:], Y[70:]), None]
-    assert equal(read_samples(DataLoader(Stream(batches), batch_size=None)), range(120))
+    with pytest.warns(UserWarning, match="2 batches that are None"):
+        assert equal(read_samples(DataLoader(Stream(batches), batch_size=None)), range(120))
 
 
 WAY_OUT = r".*Pass a pair \(inputs, labels\)"
