@@ -206,7 +206,7 @@ def averaged(n_weights: int, n_layers: int) -> dict[str, float]:
     row["first update, s"], _ = once(lambda: average.update(module))
     row["update, s"], _ = once(lambda: average.update(module))
 
-    row["copy, s"], _ = once(lambda: copy_of(module, average.values()))
+    row["copy, s"], _ = once(lambda: copy_of(module, average.values))
     row["MiB more"] = peak_mib() - before
     return row
 

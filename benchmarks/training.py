@@ -261,7 +261,7 @@ def run(
                 curve[-1] |= watched[number].about | watched[number].look(nets.member(number))
         for prefix, average in averages.items():
             average.update(nets)
-            averaged = copy_of(nets, average.values())
+            averaged = copy_of(nets, average.values)
             for number, curve in enumerate(curves):
                 row = look(averaged.member(number), test, held_out, number)
                 if watched and prefix == AVERAGE:

@@ -119,7 +119,7 @@ class FileKeeper(ModelCheckpoint):
         self.is_saving = True
         try:
             # The module's `on_save_checkpoint` may draw random numbers.
-            shards = engine.averages(module) if engine.processes.are_sharded else {}
+            shards = engine.averages if engine.processes.are_sharded else {}
             with preserved_random_state(), replaced_in_place(module, shards) as own:
                 self._raw = {name: gathered(value) for name, value in own.items()}
                 trainer.save_checkpoint(path, weights_only=False)
@@ -184,13 +184,13 @@ class LastCallback(Callback):
         self._owner = owner
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._owner.complete(trainer, checkpoint)
+        self._owner._complete(trainer, checkpoint)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._owner.conclude(trainer)  # the module's own hook, which may export the network, comes next
+        self._owner._conclude(trainer)  # the module's own hook, which may export the network, comes next
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._owner.conclude(trainer)  # if there was no training
+        self._owner._conclude(trainer)  # if there was no training
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._owner.conclude(trainer, exception)
+        self._owner._conclude(trainer, exception)

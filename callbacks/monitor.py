@@ -1,13 +1,12 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 import math
-import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 
 from bu_torch.callbacks.samples import (
     InputWatch,
@@ -21,6 +20,7 @@ from bu_torch.callbacks.trainer import (
     FITTING,
     OUT_OF_REACH,
     RAW_WEIGHTS,
+    TREE,
     Callback,
     LightningModule,
     LightningProcesses,
@@ -29,7 +29,6 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     TrainerReader,
     WeightAveraging,
-    check_trainer,
     lightning_average,
     log_check,
     misconfigured,
@@ -143,7 +142,6 @@ class BoundaryUncertaintyMonitor(Results, Callback):
 
     def _init(self, arguments: dict[str, Any]) -> None:
         """Check the arguments that both callbacks have, and set them as attributes."""
-        Callback.__init__(self)
         skip_empty_hooks(self)
         every_n_epochs, every_n_train_steps = arguments["every_n_epochs"], arguments["every_n_train_steps"]
         with misconfigured(TypeError, ValueError):
@@ -174,7 +172,12 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         return self.every_n_train_steps is not None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        check_trainer(trainer)
+        if not isinstance(trainer, Trainer):
+            kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
+            raise MisconfigurationException(
+                f"This callback works with a `Trainer` of `{TREE}`, got {kind}. Import `lightning.pytorch` or"
+                " `pytorch_lightning`, whichever has your trainer, before `bu_torch.callbacks`."
+            )
         if stage != FITTING:
             return
         if sum(isinstance(callback, BoundaryUncertaintyMonitor) for callback in trainer.callbacks) > 1:
@@ -186,16 +189,16 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         callbacks = trainer.callbacks
         end = max((n + 1 for n, callback in enumerate(callbacks) if isinstance(callback, WeightAveraging)), default=0)
         trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: callback is self), *callbacks[end:]]
+        given = {name: getattr(self, name) for name in _SETTINGS}  # which may have been set since
+        averages = any(isinstance(one, WeightAveraging | StochasticWeightAveraging) for one in callbacks)
+        if averages or type(trainer.strategy).__name__ in OUT_OF_REACH:
+            given["averaging"] = None
         with misconfigured(TypeError, ValueError):
-            settings = Settings(**{name: getattr(self, name) for name in _SETTINGS})  # which may have been set since
-        why = _why_not_averaged(trainer) if settings.averaging is not None else ""
-        self._reset(replace(settings, averaging=None) if why else settings)  # states are loaded after `setup`
+            self._reset(Settings(**given))  # states are loaded after `setup`
         self.engine.processes = LightningProcesses(trainer)
-        if why:
-            self.engine.log(f"bu-torch does not average the weights: {why}.", if_verbose=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        started, engine = time.perf_counter(), self.engine
+        engine = self.engine
         engine.reader = TrainerReader(trainer, engine.settings)
         self._n_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
         if getattr(trainer.strategy, "zero_stage_3", False):
@@ -218,14 +221,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         shows_progress = trainer.progress_bar_callback is not None
         # A `perturbation` draws the same in each preparation.
         with seeded(engine.settings.seed), showing_progress(shows_progress), misconfigured_samples(self.source):
-            is_comparable = engine.prepare(read_data, pl_module.device)
-        if not is_comparable:
-            outcome = ", so patience and the best epoch start anew" if engine.settings.decides else ""
-            rank_zero_warn(
-                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
-                f" compared with earlier checks{outcome}."
-            )
-        engine.record.start(started)
+            engine.prepare(read_data, pl_module.device)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}
             engine.open_record(folder, {**vars(engine.settings), **self.source._asdict(), **every})
@@ -235,22 +231,10 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             self._clear_callback_metrics(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._is_sanity_checked or has_lazy_layers(pl_module)):
-            with self.engine.record.timing("setup_seconds"):
-                self._sanity_check(pl_module)
+            with self.engine.record.timing("setup_seconds"), misconfigured(UnfitLogitsError, before="`forward`: "):
+                self.engine.sanity_check(pl_module)
             self._is_sanity_checked = True
             self._watch.attach(pl_module)
-
-    def _sanity_check(self, pl_module: LightningModule) -> None:
-        """Refuse a module whose logits a check cannot use, and warn if token ids are moved like numbers."""
-        with misconfigured(UnfitLogitsError, before="`forward`: "):
-            self.engine.sanity_check(pl_module)
-        embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
-        fitted = self.engine.fitted
-        if embeds and fitted is not None and fitted.moves_integers:  # its `forward` must round them
-            rank_zero_warn(
-                "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
-                " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
-            )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self._watch.detach()
@@ -268,11 +252,6 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                 self._clear_callback_metrics(trainer)
         elif self.history and self.history[-1]["epoch"] == trainer.current_epoch:
             self._restore_callback_metrics(trainer)
-        elif trainer.global_step == 0 and trainer.current_epoch == 0 and not trainer.fast_dev_run:
-            rank_zero_warn(
-                "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
-                " steps of `self.optimizers()`. Pass `every_n_epochs=...` instead, which counts no steps."
-            )
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
@@ -321,8 +300,14 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         for part, weights in holders_of_weights(checkpoint["callbacks"].get(self.state_key)):
             # Strategies that shard weights have loaded them, and removed them from the checkpoint.
             part["weights"] = fill_in(weights, {**pl_module.state_dict(), **checkpoint.get("state_dict", {})})
-        if RAW_WEIGHTS in checkpoint:
-            _resume_raw_weights(pl_module, checkpoint.pop(RAW_WEIGHTS))
+        if RAW_WEIGHTS in checkpoint:  # training continues from its own weights
+            try:
+                load(pl_module, {**pl_module.state_dict(), **checkpoint.pop(RAW_WEIGHTS)})
+            except Exception as error:  # damaged ones may raise anything
+                rank_zero_warn(
+                    "The checkpoint holds training weights beside their average, and they do not fit the module"
+                    f" ({printable(error)}): training continues from the average."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()
@@ -330,26 +315,6 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.engine.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
             self.engine.load_state_dict(state_dict)
-
-
-def _why_not_averaged(trainer: Trainer) -> str:
-    """Another callback averages the weights, or they are sharded; "" if neither is so."""
-    strategy = type(trainer.strategy).__name__
-    for callback in trainer.callbacks:
-        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
-            return f"{type(callback).__name__} does so"
-    return f"{strategy} shards them" if strategy in OUT_OF_REACH else ""
-
-
-def _resume_raw_weights(pl_module: LightningModule, raw: Any) -> None:
-    """Let training continue from its own weights, after a checkpoint of an average was loaded."""
-    try:
-        load(pl_module, {**pl_module.state_dict(), **raw})
-    except Exception as error:  # damaged ones may raise anything
-        rank_zero_warn(
-            "The checkpoint holds training weights beside their average, and they do not fit the module"
-            f" ({printable(error)}): training continues from the average."
-        )
 
 
 def holders_of_weights(state: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -57,10 +57,11 @@ class Source(NamedTuple):
     label_key: str | int | None = None
 
 
-def misconfigured_samples(source: Source, way_out: str = "") -> AbstractContextManager[None]:
+def misconfigured_samples(source: Source) -> AbstractContextManager[None]:
     """As `misconfigured`, with the name of the samples and a way out."""
     name = "Training data" if source.reference is None else "`reference`"
-    return misconfigured(TypeError, ValueError, before=f"{name}: ", after=way_out)
+    after = "" if _is_pair(source.reference) else f" {_WAY_OUT}"
+    return misconfigured(TypeError, ValueError, before=f"{name}: ", after=after)
 
 
 def training_data(
@@ -82,24 +83,20 @@ def training_data(
         n_visited = int(min(samples.n_training, n_between))
         return plan_check(settings, samples, n_operations, n_visited, samples.n_training if takes_all else None)
 
-    with misconfigured_samples(source, "" if _is_pair(reference) else f" {_WAY_OUT}"):
-        if _is_pair(reference):
-            samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
-        else:
-            loader, read = _reading(trainer, pl_module, source, settings)
-            samples = read_few(partial(read, loader))
-        n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, samples)
-        if not _is_pair(reference):
-            is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
-            n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples
-            n_held = max(MAX_BYTES // samples.inputs[:1].nbytes, settings.n_neighbors)
-            limit = settings.max_samples or min(_STREAM_SAMPLES, n_held)
-            samples = _read_unmixed(loader, partial(read, n_wanted=n_wanted, stream_limit=limit), engine)
-        settings.refuse_too_few(len(samples.inputs), "it")
-        n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
-    if samples.packing is not None and source.input_key is None:
-        names = ", ".join(samples.packing.names)
-        engine.log(f"bu-torch takes {names} from a batch. Pass `input_key=[...]` to change this.", if_verbose=True)
+    if _is_pair(reference):
+        samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
+    else:
+        loader, read = _reading(trainer, pl_module, source, settings)
+        samples = read_few(partial(read, loader))
+    n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, samples)
+    if not _is_pair(reference):
+        is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
+        n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples
+        n_held = max(MAX_BYTES // samples.inputs[:1].nbytes, settings.n_neighbors)
+        limit = settings.max_samples or min(_STREAM_SAMPLES, n_held)
+        samples = _read_unmixed(loader, partial(read, n_wanted=n_wanted, stream_limit=limit))
+    settings.refuse_too_few(len(samples.inputs), "it")
+    n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
     class_weight = class_weights_of(pl_module, n_classes, engine.log) if settings.follows_loss else None
     return TrainingData(samples, plan_of(samples), _network_as_space(trainer, pl_module, engine), class_weight)
 
@@ -152,8 +149,8 @@ def _reading(
     )
 
 
-def _read_unmixed(loader: DataLoader[Any], read: Callable[..., Samples], engine: Engine) -> Samples:
-    """Read samples, before a `collate_fn` that mixes labels."""
+def _read_unmixed(loader: DataLoader[Any], read: Callable[..., Samples]) -> Samples:
+    """Read samples, before a `collate_fn` that mixes labels (mixup, CutMix)."""
     samples = read(loader)
     if samples.labels.ndim == 2 and samples.labels.shape[1] > 1 and loader.collate_fn is not default_collate:
         unmixed_loader = copy.copy(loader)
@@ -161,11 +158,6 @@ def _read_unmixed(loader: DataLoader[Any], read: Callable[..., Samples], engine:
         with suppress(TypeError, ValueError):
             unmixed = read(unmixed_loader)
             if unmixed.labels.ndim == 1 and unmixed.inputs.shape[1:] == samples.inputs.shape[1:]:
-                engine.log(
-                    "`collate_fn` mixes labels (mixup, CutMix), so bu-torch reads the samples without it. Pass"
-                    " `reference=(inputs, labels)` to change this.",
-                    if_verbose=True,
-                )
                 return unmixed
     return samples
 
@@ -244,25 +236,22 @@ class InputWatch:
         values = pytree.tree_leaves(values) if len(values) == 1 else values
         tensors = [value for value in values if isinstance(value, Tensor)]
         shapes = {sample.shape[1:] for sample in self._samples}
-        if tensors and (part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}):
-            samples = self._samples
-            self.detach()
-            _warn_of_differences(samples, [tensor.detach().cpu() for tensor in tensors])
+        if not tensors or not (part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}):
+            return
+        samples = self._samples
+        self.detach()
+        differences = [[_difference(sample, tensor.detach().cpu()) for tensor in tensors] for sample in samples]
+        line, remedy = next((lines[0] for lines in differences if all(lines)), ""), CHANGE_INPUTS
+        if len(tensors) < len(samples):
+            line, remedy = f"{len(tensors)} of the {len(samples)} tensors", "Name those that it takes: `input_key=`."
+        if line:
+            rank_zero_warn(
+                f"In the first batch the network gets {line} in the samples that bu-torch has read, so the scores do"
+                f" not describe the trained network. {remedy}"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return InputWatch, ()  # copies of the module are not watched
-
-
-def _warn_of_differences(samples: list[Tensor], received: list[Tensor]) -> None:
-    differences = [[_difference(sample, tensor) for tensor in received] for sample in samples]
-    line, remedy = next((lines[0] for lines in differences if all(lines)), ""), CHANGE_INPUTS
-    if len(received) < len(samples):
-        line, remedy = f"{len(received)} of the {len(samples)} tensors", "Name those that it takes: `input_key=`."
-    if line:
-        rank_zero_warn(
-            f"In the first batch the network gets {line} in the samples that bu-torch has read, so the scores do not"
-            f" describe the trained network. {remedy}"
-        )
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.engine import BELOW_BASELINE, Check
+from bu_torch.run.engine import BELOW_BASELINE, NOT_RESTORED, Check
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import drop_saved
@@ -177,8 +177,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             last = max(n for n in indices if callbacks[n] is self or isinstance(callbacks[n], EarlyStopping))
             callbacks.insert(min([last + 1, *(n for n in indices if isinstance(callbacks[n], Checkpoint))]), keeper)
             self._keeper = keeper
-        elif unused := [f"`{name}`" for name, value in options.items() if value]:
-            rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(unused)} has no effect.")
         trainer.callbacks = [*callbacks, LastCallback(self)]
         if self._keeper is not None:
             self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
@@ -205,39 +203,35 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         return check
 
     def _end(self, reason: str) -> None:
-        """Nothing here: `LastCallback` calls `conclude`, when all other callbacks have had their turn."""
+        """Nothing here: `LastCallback` calls `_conclude`, when all other callbacks have had their turn."""
 
-    def complete(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    def _complete(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         """Have the own file hold what was measured, and no file the kept weights twice."""
         if self._keeper is not None and self._keeper.is_saving:
             self._keeper.put_measured(trainer, checkpoint)
         for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
             part["weights"] = drop_saved(weights, checkpoint["state_dict"])
 
-    def conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
+    def _conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
         engine, kept = self.engine, self.engine.history.kept
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self.summary:
             return
-        if exception is not None or self.stopped_epoch is None:
-            self.stopping_reason = "Training ran to its end."
-            if trainer.should_stop:
-                self.stopping_reason = "Other code stopped training (`trainer.should_stop`)."
-            if exception is not None:
-                self.stopping_reason = describe_exception(exception)
+        if exception is not None:
+            self.stopping_reason = describe_exception(exception)
+        elif self.stopped_epoch is None:
+            of_others = "Other code stopped training (`trainer.should_stop`)."
+            self.stopping_reason = of_others if trainer.should_stop else "Training ran to its end."
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         engine.end(self.stopping_reason, self.stopped_epoch, best_model_path=self.best_model_path)
         if exception is None:  # after one, the other processes may not come here
             engine.summary = engine.processes.broadcast(engine.summary)
         if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
-        place = "not in the model"
+        place = NOT_RESTORED
         if kept is not None and is_graceful and self.restore_best_weights:
             place = BELOW_BASELINE if engine.is_below_baseline else restore(trainer, engine, self.best_model_path)
-        why, name = engine.history.why_none_kept(), "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
-        if not self.history and (every := getattr(self, name)) > 1:
-            why += f" (`{name}={every}`)"
-        engine.log_summary(place, why)
+        engine.log_summary(place)
 
     @property
     def best_model_path(self) -> str:
@@ -247,6 +241,5 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 def _is_default(callback: Any) -> bool:
     """Whether this is the checkpoint callback that a trainer adds to a list without one."""
     names = ("state_key", "dirpath", "filename", "save_top_k", "save_last", "save_weights_only")
-    default = ModelCheckpoint()
-    is_plain = type(callback) is ModelCheckpoint
+    default, is_plain = ModelCheckpoint(), type(callback) is ModelCheckpoint
     return is_plain and all(getattr(callback, name) == getattr(default, name) for name in names)

@@ -20,7 +20,7 @@ from bu_torch.internal.network import Packing, call, rows_at_once
 from bu_torch.internal.output import log_nothing, printable
 from bu_torch.internal.replica import has_lazy_layers, prepare_copy
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.engine import Engine
+from bu_torch.run.engine import NOT_RESTORED, Engine
 from bu_torch.run.reader import NetworkReader, Processes, T, count_operations
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import optimizers_in_training
@@ -74,16 +74,6 @@ def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") ->
         raise MisconfigurationException(f"{before}{error}{after}") from error
 
 
-def check_trainer(trainer: Any) -> None:
-    """Raise unless this is a trainer of the chosen namespace."""
-    if not isinstance(trainer, Trainer):
-        kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-        raise MisconfigurationException(
-            f"This callback works with a `Trainer` of `{TREE}`, got {kind}. Import `lightning.pytorch` or"
-            " `pytorch_lightning`, whichever has your trainer, before `bu_torch.callbacks`."
-        )
-
-
 class LightningProcesses(Processes):
     """Processes of a trainer."""
 
@@ -131,6 +121,9 @@ class TrainerReader(NetworkReader):
         can_run = can_be_passed(self.trainer, model)
         return super().operations_of(model, samples) if can_run else count_operations(model)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NetworkReader, (self.settings, self.packing)  # what holds a copy has no trainer
+
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
     """Whether the module can be run before training."""
@@ -159,21 +152,20 @@ def restore(trainer: Trainer, engine: Engine, path: str) -> str:
 
     A failure is only a warning: the training is over, and has succeeded.
     """
-    module, name, failed = trainer.lightning_module, type(trainer.strategy).__name__, "not in the model"
-    path = printable(path)
+    name, path = type(trainer.strategy).__name__, printable(path)
     if name in OUT_OF_REACH:
         rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
-        return failed
+        return NOT_RESTORED
     for optimizer in optimizers_in_training(trainer.optimizers):  # a later `eval` must not move what is put back
         optimizer.eval()
     try:
-        engine.restore(module)
+        engine.restore(trainer.lightning_module)
     except Exception as error:  # those of a damaged state, or the user's `load_state_dict`, may raise anything
         rank_zero_warn(
             f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back: {printable(error)}. The"
             " weights stay as training left them."
         )
-        return failed
+        return NOT_RESTORED
     return "in the model"
 
 
@@ -217,9 +209,7 @@ def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     It is the epoch's mean if the module logs that (`on_epoch=True`); otherwise, and within an epoch, the last batch's.
     All processes must read it: it may be their mean. (`trainer.callback_metrics` also has older and validation values.)
     """
-    results = trainer._results
-    if results is None:
-        return None
+    results: Any = trainer._results
     logged = dict(results.metrics(on_step=True)["callback"])
     if not is_within_epoch:
         logged |= results.metrics(on_step=False)["callback"]

@@ -176,7 +176,7 @@ def compare(
             average.update(net)
             if not n_ours and stopper.check(net):
                 n_ours = epoch + 1
-        averaged = copy_of(net, average.values())
+        averaged = copy_of(net, average.values)
         last, of_average = (scorer.value(one, test, scorer.threshold(one, train)) for one in (net, averaged))
         stopper.restore(net)
         threshold = next(one.get("threshold") for one in stopper.history if one["epoch"] == stopper.best_epoch)

@@ -14,23 +14,24 @@ from torch import Tensor, nn
 
 from bu_torch.internal.network import OutputReader, was_one_column
 from bu_torch.internal.output import log_line, printable
-from bu_torch.internal.replica import evaluation_copy, gathered
+from bu_torch.internal.replica import evaluation_copy, gathered, replaced_in_place
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import CLEAR, History, describe_worse_than_chance, judge, summary_of
-from bu_torch.run.prepare import Fitted, TrainingData, prepare_signals
+from bu_torch.run.prepare import TrainingData, prepare_signals
 from bu_torch.run.reader import NetworkReader, Processes
 from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, as_tables, read_state
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import WeightAverage, load, state_dict_with
+from bu_torch.run.weights import WeightAverage, copied, load
 from bu_torch.samples.samples import IGNORED
 from bu_torch.signals.catalogue import Measurement
 from bu_torch.signals.measuring import Signals
 
 # Scores can be compared only if these settings are the same.
-_COMPARED = ["metric", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed", "class_weight"]
+_COMPARED = ["metric", "averaging", "start_from_epoch", "n_neighbors", "n_draws", "max_samples"]
+_COMPARED += ["seed", "class_weight"]
 
 PREPARATION = ("plan", "samples", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
-_FEW = 32  # inputs at which a network is tried out
+NOT_RESTORED = "not in the model"
 BELOW_BASELINE = "not in the model, because no check is as good as the same prediction for all samples"
 
 
@@ -73,7 +74,7 @@ class Engine:
         self.is_prepared = False
         # Of this run, or of the one that it resumes, until `prepare` is called; as plain data.
         self.preparation: dict[str, Any] = dict.fromkeys(PREPARATION)
-        self.fitted: Fitted | None = None  # in the first process, until `release`
+        self.fitted: Any = None  # `Fitted`, in the first process from `prepare` until `release`
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
         self.is_over = False  # from `release` on
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
@@ -84,7 +85,6 @@ class Engine:
         self._best_contributions: Tensor | None = None
         self.measured: Measurement | None = None  # of the last check, until it is in the record
         self._n_columns = 0  # width of the last logits
-        self._has_warned = False  # a warning about predictions worse than chance is given once
 
     def warn(self, line: str) -> None:
         """Warn in the first process."""
@@ -96,9 +96,9 @@ class Engine:
         if self.processes.rank == 0 and (self.settings.verbose or not if_verbose):
             log_line(line)
 
-    def prepare(self, read_data: Callable[[], TrainingData], device: torch.device) -> bool:
-        """Prepare in the first process for checks on `device`; False if earlier checks were made at other samples."""
-        has_checks, processes = bool(self.history.entries), self.processes
+    def prepare(self, read_data: Callable[[], TrainingData], device: torch.device) -> None:
+        """Prepare in the first process for checks on `device`; they start anew if earlier ones had other samples."""
+        has_checks, processes, started = bool(self.history.entries), self.processes, time.perf_counter()
 
         def prepared() -> tuple[Any, ...]:
             self.fitted, *shared = prepare_signals(
@@ -113,18 +113,12 @@ class Engine:
             inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
             self.inputs = inputs.to(device)
         if not is_comparable:
-            self._forget_checks()
-        return is_comparable
-
-    @property
-    def _signals(self) -> Signals:
-        if self.fitted is None:
-            raise RuntimeError("This engine has no samples: call `prepare` first, and in the first process.")
-        return self.fitted.signals
+            self._start_anew("The run resumes with different training samples, or with another version of bu_torch")
+        self.record.start(started)
 
     def check_columns(self, logits: Tensor) -> None:
         """Raise `UnfitLogitsError` unless a network's logits (n, J) have a column for each class."""
-        n_classes = self._signals.boundary.classes.n_classes
+        n_classes = self.fitted.signals.boundary.classes.n_classes
         n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
         if n_columns < n_classes and (n_columns, n_classes) != (1, 2):
             raise UnfitLogitsError(
@@ -138,17 +132,21 @@ class Engine:
             raise UnfitLogitsError(str(error)) from error
 
     def sanity_check(self, model: Any) -> None:
-        """Refuse a model before it trains, by its logits at a few inputs."""
-        is_sharded = self.processes.are_sharded
-
-        def logits() -> Tensor:
-            return self.reader.try_out(model, next(iter(self.inputs.split(_FEW))), is_sharded=is_sharded)
-
+        """Refuse a model before it trains, by its logits at a few inputs; warn if token ids are moved like numbers."""
+        logits = partial(self.reader.try_out, model, self.inputs, is_sharded=self.processes.are_sharded)
         self.processes.on_logits(logits, self.check_columns)
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in parts)
+        if embeds and self.fitted is not None and self.fitted.moves_integers:  # its `forward` must round them
+            self.warn(
+                "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
+                " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
+            )
 
-    def averages(self, model: object) -> dict[str, Tensor]:
+    @property
+    def averages(self) -> dict[str, Tensor]:
         """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
-        return self.average.values() if self.average is not None and isinstance(model, nn.Module) else {}
+        return {} if self.average is None else self.average.values
 
     def check(
         self,
@@ -166,10 +164,10 @@ class Engine:
         started, self.summary = time.perf_counter(), {}
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.history.is_last(epoch, step))
-        values, are_sharded = self.averages(model), self.processes.are_sharded
+        are_sharded = self.processes.are_sharded
 
         def logits() -> Tensor:
-            with evaluation_copy(model, values, is_sharded=are_sharded) as network:
+            with evaluation_copy(model, self.averages, is_sharded=are_sharded) as network:
                 return self._outputs.logits(partial(self.reader.logits_at, network, self.inputs))
 
         measured = self.processes.on_logits(logits, self.measure)
@@ -187,15 +185,18 @@ class Engine:
 
     def state_to_keep(self, model: object) -> dict[str, Any]:
         """Copy of the `state_dict` that the last check has read, on the CPU; empty for a model that is no module."""
-        state, processes = state_dict_with(model, self.averages(model)), self.processes
-        if processes.count > 1 and not processes.are_sharded and isinstance(model, nn.Module):
+        if not isinstance(model, nn.Module):
+            return {}
+        with replaced_in_place(model, self.averages):
+            state, processes = copied(model.state_dict()), self.processes
+        if processes.count > 1 and not processes.are_sharded:
             names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
             state |= processes.broadcast({name: state[name] for name in names if name in state})
         return state
 
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
-        signals = self._signals
+        signals: Signals = self.fitted.signals
         n_samples = len(signals.boundary.labels)
         known = ((self._predictions, n_samples * signals.boundary.n_draws), (self._best_contributions, n_samples))
         # Those of a loaded state may be of other samples.
@@ -222,9 +223,8 @@ class Engine:
             self._forget_checks()
         elif self.measured is not None and self.history.has_best_value(entry):
             self._best_contributions = self.measured.contributions
-        if self.fitted is not None and not self._has_warned:
+        if self.fitted is not None:
             line = describe_worse_than_chance(self.history.entries, self._n_columns, self.fitted.about["data"])
-            self._has_warned = bool(line)
             if line:
                 self.warn(line)  # last, because filters may turn a warning into an error
         return Check(entry, is_best)
@@ -235,14 +235,19 @@ class Engine:
         self.kept_weights = {}
         self._predictions = self._best_contributions = None
 
+    def _start_anew(self, why: str) -> None:
+        self._forget_checks()
+        outcome = ": patience and the best epoch start anew" if self.settings.decides else ""
+        self.warn(f"{why}, so earlier scores cannot be compared{outcome}.")
+
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Open a record with `settings` in `folder`."""
-        history, class_weight = self.history, self._signals.boundary.class_weight  # the loss's if settings have none
-        named = {**settings, "class_weight": class_weight, "rule": None, **history.rule_settings()}
+        history, weights = self.history, self.fitted.signals.boundary.class_weight  # the loss's if settings have none
+        named = {**settings, "class_weight": weights, "rule": None, **history.rule_settings()}
         header = {
             "settings": {name: as_json(value) for name, value in named.items() if name != "decides"},
             "n_not_compared": history.n_not_compared,
-            **(self.fitted.about if self.fitted else {}),
+            **self.fitted.about,
             "setup_seconds": self.record.setup_seconds,
         }
         self.record.open(folder, header, map(as_line, history.entries))
@@ -252,7 +257,7 @@ class Engine:
         measured, self.measured = self.measured, None
         details = None if measured is None or self.record.path is None else measured.details()
         self.record.check_seconds += time.perf_counter() - started
-        if details is None or self.fitted is None:
+        if details is None:
             return
         history, rows = self.history, self.fitted.rows
         kept = (check.entry if check.is_best else history.kept) or {}
@@ -294,14 +299,14 @@ class Engine:
         baseline = self.summary.get(f"one_class_{metric.name}")
         return baseline is not None and max(values, default=-math.inf) < metric.sign * baseline
 
-    def log_summary(self, place: str = "not in the model", why: str = "") -> None:
+    def log_summary(self, place: str) -> None:
         """Say what was kept, why training ended, what that cost, and whether to trust it if that is in doubt.
 
-        `place` is where the kept weights are, "in the model" or not, and `why` the reason if nothing is kept.
+        `place` is where the kept weights are: "in the model" or not.
         """
         if (kept := self.history.kept) is None:
-            why = why or self.history.why_none_kept()
-            self.log(f"bu-torch kept no epoch: {why}. {self.summary['reason']} The model has the weights of training.")
+            why = f"{self.history.why_none_kept()}. {self.summary['reason']}"
+            self.log(f"bu-torch kept no epoch: {why} The model has the weights of training.")
             return
         lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average is not None)
         for line in (*lines, self.record.describe_cost(), *self._remarks):
@@ -342,7 +347,7 @@ class Engine:
             if changed:
                 was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
                 is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
-                why = f"The run resumes with {is_now} instead of {was}: earlier scores cannot be compared"
+                why = f"The run resumes with {is_now} instead of {was}"
             self.history.load(state, is_compared=not changed)
             self.kept_weights = state["weights"]
             if self.average is not None and state.get("average") is not None:
@@ -355,17 +360,12 @@ class Engine:
             self.history.load({"history": []}, is_compared=False)
             why = f"The state in the checkpoint cannot be read ({printable(f'{type(error).__name__}: {error}'[:200])})"
         if why:
-            self._forget_checks()
-            self.warn(f"{why}.{' Patience and the best epoch start anew.' if self.settings.decides else ''}")
+            self._start_anew(why)
 
     def _compared_settings(self) -> dict[str, int | float | str | None]:
         """Settings that scores depend on, as plain data."""
-        named = {name: getattr(self.settings, name) for name in _COMPARED}
-        named["metric"] = str(self.history.metric)
-        if isinstance(weights := named["class_weight"], dict | list):
-            named["class_weight"] = repr(weights)  # a state holds plain data
-        past = None if self.average is None else self.average.past
-        return {**self.history.rule_settings(), "averaging": past, **named}
+        named = {name: as_json(getattr(self.settings, name)) for name in _COMPARED}
+        return {**self.history.rule_settings(), **named}
 
 
 def _result(read: Callable[[Engine], Any]) -> Any:

@@ -16,7 +16,7 @@ from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_met
 
 Entry = dict[str, Any]  # one check: epoch, step, signals and score
 
-_SETTLED = 3  # checks
+_SETTLED = 5  # checks
 _LATE = 0.1  # share of the checks: so late a kept check may be followed by better ones
 _BELOW_CHANCE = 0.8
 
@@ -169,14 +169,16 @@ class History:
 
 
 def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
-    """Warning that the network, whose logits have `n_columns`, predicts worse than chance; "" if it does not."""
-    last, n_present = [check["expected_accuracy"] for check in checks[-_SETTLED:]], data["n_present"]
-    is_too_wide = len(checks) == 1 and n_columns > data["n_classes"]
-    is_settled = len(checks) >= _SETTLED and last[-1] <= last[0]  # else the network still learns
-    if not (is_too_wide or is_settled) or max(last) >= _BELOW_CHANCE / n_present:
+    """Warning that the network, whose logits have `n_columns`, predicts worse than chance; "" if it does not.
+
+    It is judged once: at the first check if it has more columns than there are classes, else at the fifth.
+    """
+    accuracies, n_present = [check["expected_accuracy"] for check in checks], data["n_present"]
+    is_due = len(checks) == (1 if n_columns > data["n_classes"] else _SETTLED)
+    if not is_due or max(accuracies) >= _BELOW_CHANCE / n_present:
         return ""
     return (
-        f"Expected accuracy is {last[-1]:.2f} at check {len(checks)}, worse than chance, and the network gives"
+        f"Expected accuracy is {accuracies[-1]:.2f} at check {len(checks)}, worse than chance, and the network gives"
         f" {n_columns} columns for {n_present} classes. The scores describe it only if `forward` gives one logit for"
         " each class of the labels that it is trained on: no embedding (`output_key=` names the logits in a tuple or a"
         " dict), and no labels that `training_step` changes (change them in the dataset or `on_after_batch_transfer`)."
@@ -259,14 +261,16 @@ def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Conf
         return None, []
     signals, boundary = fitted.signals, fitted.signals.boundary
     counted = history.counted
-    n_samples, names = len(boundary.labels), _class_names(boundary.labels, fitted.about["classes"])
+    n_samples, present, named = len(boundary.labels), boundary.classes.classes.tolist(), fitted.about["classes"]
     column, baseline = accuracy_of_one_class(boundary.probabilities_of_present, n_samples, boundary.weights)
-    doubt = metric.doubt(len(names))
+    one_class = present[column]
+    name = repr(named[one_class]) if named and present[-1] < len(named) else f"class {one_class}"
+    doubt = metric.doubt(len(present))
     if metric != ACCURACY:
         baseline = metric.baseline(signals.prepared.counting_once(max(n_columns, boundary.classes.n_classes)))
         doubt = doubt or ("" if metric.is_of_sharp else _describe_few(boundary.labels))
     best = metric.sign * max(map(history.value_of, counted))
-    blind = describe_blindness(best, baseline, names[column], (signals.vote_skill, signals.regression_skill), metric)
+    blind = describe_blindness(best, baseline, name, (signals.vote_skill, signals.regression_skill), metric)
     line = f"{_VERDICT} blind. {blind}" if blind else _describe_threshold(kept, metric)
     lines = [line] if line else []
     is_of_metric = isinstance(rule, MetricRule) and not rule.metric.is_drawn
@@ -360,20 +364,8 @@ def _describe_threshold(check: Mapping[str, Any], metric: ExpectedMetric) -> str
     threshold, value = check.get(THRESHOLD, math.nan), check.get(metric.at_threshold, math.nan)
     if not math.isfinite(threshold) or threshold == metric.threshold == 0.5:
         return ""
-    implied, by_argmax = "", "is not that of `argmax`"
-    if not metric.is_at_threshold:
-        by_argmax = f"is {check[metric.signal]:.4g} by `argmax`"
-    elif threshold == metric.threshold:
-        implied = ", as the costs imply"
-    else:
-        implied = f", in place of the {metric.threshold:.3g} that the costs imply"
+    by_argmax = "not that of" if metric.is_at_threshold else f"{check[metric.signal]:.4g} by"
     return (
-        f"Predict class 1 where its probability is at least {threshold:.3g}{implied} (`summary['threshold']`). The"
-        f" expected {metric.title} is {value:.4g} then, and {by_argmax}."
+        f"Predict class 1 where its probability is at least {threshold:.3g} (`summary['threshold']`). The expected"
+        f" {metric.title} is {value:.4g} then, and {by_argmax} `argmax`."
     )
-
-
-def _class_names(labels: Tensor, named: Sequence[str] | None) -> list[str]:
-    """Names of the classes that have samples, the dataset's if it has some."""
-    present = torch.unique(labels).tolist()
-    return [repr(named[c]) if named and present[-1] < len(named) else f"class {c}" for c in present]

@@ -6,7 +6,7 @@ The number of samples depends on the price of a forward pass, which is counted a
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -119,7 +119,6 @@ def prepare_signals(
     samples, plan, module, class_weight = data
     plan = Plan(*resumed["plan"]) if resumed["plan"] else plan
     samples = subsample(samples, plan.n_samples, settings.seed)
-    log(_describe_plan(samples, plan), if_verbose=True)
     if line := describe_ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=2)
     samples, readings = with_readings(samples, plan.n_draws, settings.perturbation)
@@ -130,13 +129,12 @@ def prepare_signals(
         module = PackedNetwork(module, samples.packing)
     signals = make_signals(module)
     uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
-    saved = resumed["prepared"] if has_checks and uses_module else None
-    is_comparable = True
+    saved, known = resumed["prepared"] if has_checks and uses_module else None, resumed["samples"]
     if saved is not None:
         try:
             signals.restore(saved, samples.inputs, samples.labels, samples.weights)
         except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
-            saved, is_comparable = None, False
+            saved, known = None, ""
     if saved is None:
         if has_checks and uses_module and signals.boundary.feature_extractor is None and space is None:
             # A network that has learnt the labels would leak them into the choice.
@@ -146,13 +144,12 @@ def prepare_signals(
         name: Any = signals.boundary.space_name_
         space = name if uses_module and name in get_args(SpaceName) else None
         saved = signals.state() if uses_module and space is None else None
-    for line in _describe_space(signals):
-        log(line, if_verbose=True)
+    log(_describe_preparation(signals, samples), if_verbose=True)
     for line in filter(None, (signals.metric.prices, _describe_doubt(signals))):
         log(line)
     fingerprint = signals.prepared.fingerprint
     state = {"plan": tuple(plan), "samples": fingerprint, "prepared": saved, "space": space}
-    is_comparable = not has_checks or (is_comparable and resumed["samples"] in (None, fingerprint))
+    is_comparable = not has_checks or known in (None, fingerprint)
     is_moved = not (samples.inputs.is_floating_point() or keeps_integers(adapted.perturbation))
     fitted = Fitted(signals.to(device), samples.rows, _about(signals, samples), is_moved and samples.packing is None)
     return fitted, state, samples.packing, is_comparable
@@ -213,13 +210,6 @@ class _PackedExtractor(PackedNetwork):
         return self.extractor(copy_to(self.network, self.packing.unpack(packed)))
 
 
-def _describe_plan(samples: Samples, plan: Plan) -> str:
-    chosen = f"{len(samples.inputs)} samples"
-    if plan.n_samples < samples.n_training:
-        chosen = f"a random {len(samples.inputs)} of {samples.n_training} training samples"
-    return f"bu-torch measures at {chosen}, {'1 draw' if plan.n_draws == 1 else f'{plan.n_draws} draws'} each."
-
-
 def _check_classes(samples: Samples) -> None:
     """Warn if labels look like numbers to predict."""
     n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
@@ -264,21 +254,21 @@ def _about(signals: Signals, samples: Samples) -> dict[str, Any]:
     return {"data": data, "classes": samples.classes, "skills": left_out}
 
 
-def _describe_space(signals: Signals) -> Iterator[str]:
-    """How samples are perturbed, and in which space neighbours are found."""
+def _describe_preparation(signals: Signals, samples: Samples) -> str:
+    """Which samples are perturbed, and how, and in which space neighbours are found."""
     boundary = signals.boundary
-    if isinstance(boundary.perturbation, Readings):
-        yield (
-            f"Samples have random augmentation, so bu-torch reads each {1 + boundary.n_draws} times: the first reading"
-            " is its place among its neighbours, and further readings are perturbed samples. Pass `perturbation=...`"
-            " to change this."
-        )
+    drawn = "further reading" if isinstance(boundary.perturbation, Readings) else "draw"
+    each = f"{boundary.n_draws} {drawn}{'s' if boundary.n_draws > 1 else ''} each"
+    line = f"bu-torch measures at {len(samples.inputs)} of {samples.n_training} training samples, {each}."
+    if samples.packing is not None:
+        line += f" Inputs: {samples.packing}."
     if boundary.skills_:
         skills = ", ".join(f"{name} {skill:.2f}" for name, skill in boundary.skills_.items())
-        yield (
-            f"Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
+        line += (
+            f" Neighbours are found in the space {boundary.space_name_!r}, where they predict left-out labels best"
             f" (skill: {skills}; 0 chance, 1 perfect). Pass `feature_extractor=...` to change this."
         )
+    return line
 
 
 def _describe_doubt(signals: Signals) -> str:

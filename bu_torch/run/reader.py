@@ -1,6 +1,5 @@
 """Reading a network as a check does: in which process, its logits, and the operations of a pass."""
 
-import logging
 import traceback
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from bu_torch.run.settings import Settings
 from bu_torch.samples.samples import Samples
 
 T = TypeVar("T")
+_FEW = 32  # inputs at which a network is tried out
 
 
 class Processes:
@@ -79,9 +79,6 @@ class TorchProcesses(Processes):
         return values[0]
 
 
-_log = logging.getLogger(__name__)
-
-
 class NetworkReader:
     """Reads logits at samples of a layout; the callbacks refine it by what their trainer adds."""
 
@@ -111,8 +108,9 @@ class NetworkReader:
         """Rows of a batch."""
         return rows_at_once(inputs)
 
-    def try_out(self, model: Any, few: Tensor, *, is_sharded: bool) -> Tensor:
+    def try_out(self, model: Any, inputs: Any, *, is_sharded: bool) -> Tensor:
         """Logits of a model at a few inputs, as a check will read them, before it trains."""
+        few = next(iter(inputs.split(_FEW)))
         try:
             with evaluation_copy(model, is_sharded=is_sharded) as network:
                 return self.logits_at(network, few)
@@ -162,7 +160,6 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
             forward()
-    except Exception as error:  # the user's code may raise anything; a check will raise it again
-        _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
+    except Exception:  # the user's code may raise anything; a check will raise it again
         return of_weights
     return max(of_weights, counter.get_total_flops(), sum(recurrent))

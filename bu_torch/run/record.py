@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,10 @@ def as_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping | list):  # weights by class
-        return repr(value)[:100]
+        return repr(value)
     return str(value) if isinstance(value, Path | ExpectedMetric) else type(value).__name__
 
 
-@cache
 def package_versions() -> dict[str, str]:
     """Versions of the packages that a result depends on."""
     versions = {"python": platform.python_version()}

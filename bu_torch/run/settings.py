@@ -135,9 +135,8 @@ class Settings:
     @property
     def also(self) -> tuple[str, ...]:
         """Signals to measure that no check measures unless a rule reads them."""
-        metric = as_metric(self.metric)
-        measured = (*Signals.NAMES, *metric.entries)
-        return tuple(name for name in as_rule(self.rule, metric).signals if name not in measured)
+        measured = (*Signals.NAMES, *as_metric(self.metric).entries)
+        return tuple(name for name in self.deciding_rule.signals if name not in measured)
 
     @property
     def deciding_rule(self) -> Rule:

@@ -1,6 +1,5 @@
 """Stopper of a plain training loop, which decides as the callbacks do."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -12,7 +11,7 @@ from bu_torch.internal.network import device_of
 from bu_torch.internal.output import showing_progress
 from bu_torch.internal.replica import has_lazy_layers, has_shards
 from bu_torch.perturbation.draws import keeps_integers
-from bu_torch.run.engine import Engine, Results
+from bu_torch.run.engine import NOT_RESTORED, Engine, Results
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData, plan_check
 from bu_torch.run.reader import NetworkReader, TorchProcesses
@@ -162,7 +161,7 @@ class BoundaryUncertaintyStopper(Results):
         Raises:
             RuntimeError: If no epoch has been kept, the kept model was no module, or the weights do not fit `model`.
         """
-        place = "not in the model"
+        place = NOT_RESTORED
         try:
             if not self.engine.kept_weights:
                 kept, why = self.engine.history.kept, self.engine.history.why_none_kept()
@@ -179,7 +178,7 @@ class BoundaryUncertaintyStopper(Results):
         finally:
             self.close(place)
 
-    def close(self, place: str = "not in the model") -> None:
+    def close(self, place: str = NOT_RESTORED) -> None:
         """Say what was kept and why training ended, once; `restore` and leaving a `with` do so too.
 
         `place` is where the kept weights are, in words.
@@ -209,19 +208,17 @@ class BoundaryUncertaintyStopper(Results):
             self.engine.end(self.stopping_reason, self.stopped_epoch)
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
-        last = self.history[-1] if self.history else {"epoch": -1}
-        if step is None:
-            following = last["epoch"] + 1
-        else:
-            step = check_integer("step", step, 0)
+        last = self.history[-1]["epoch"] if self.history else -1
+        following = last + 1
+        if step is not None:
+            step, following = check_integer("step", step, 0), max(last, 0)
             before = max((entry.get("step", -1) for entry in self.history), default=-1)
             if step <= before:
                 raise ValueError(f"`step` must be larger than at the last check, {before}, got {step}.")
-            following = max(last["epoch"], 0)
         epoch = following if epoch is None else check_integer("epoch", epoch, 0)
         if epoch < following:
             than = "larger than" if step is None else "at least"
-            raise ValueError(f"`epoch` must be {than} that of the last check, {last['epoch']}, got {epoch}.")
+            raise ValueError(f"`epoch` must be {than} that of the last check, {last}, got {epoch}.")
         return epoch, step
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,7 +234,7 @@ class BoundaryUncertaintyStopper(Results):
         self._is_closed = False
 
     def _prepare(self, model: object, *, is_trained: bool) -> None:
-        engine, samples, settings, started = self.engine, self._samples, self.settings, time.perf_counter()
+        engine, samples, settings = self.engine, self._samples, self.settings
         has_group = distributed.is_available() and distributed.is_initialized()
         if has_group and engine.processes.count < distributed.get_world_size():
             engine.warn(_CHECKS_ALONE)
@@ -252,12 +249,6 @@ class BoundaryUncertaintyStopper(Results):
             return TrainingData(samples, plan_check(settings, samples, n_operations), module)
 
         with showing_progress(self.has_progress_bar):
-            is_comparable = engine.prepare(read, device_of(model, samples.inputs))
-        if not is_comparable:
-            engine.warn(
-                "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
-                " patience and the best epoch start anew."
-            )
-        engine.record.start(started)
+            engine.prepare(read, device_of(model, samples.inputs))
         if self.folder is not None and engine.processes.rank == 0:
             engine.open_record(Path(self.folder), vars(settings))

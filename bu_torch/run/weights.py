@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.internal.replica import (
-    gathered,
-    is_plain,
-    is_sharded,
-    local,
-    replaced_in_place,
-    reshard,
-    sharded_like,
-)
+from bu_torch.internal.replica import gathered, is_plain, is_sharded, local, reshard, sharded_like
 
 _WARM_UP = 10  # checks
 _MOST_NAMES = 200  # characters
@@ -46,7 +38,8 @@ class WeightAverage:
     def __init__(self, past: float) -> None:
         self.past = past
         self.n_checks = 0  # that have entered
-        self.is_current = False
+        # Averages by name that replace the module's weights; empty if the last check was not added.
+        self.values: dict[str, Tensor] = {}
         self._averages: dict[str, Tensor] = {}
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> None:
@@ -61,8 +54,8 @@ class WeightAverage:
             if name in self._averages or weight.requires_grad or name.rpartition(".")[2] in _STATISTICS
         }
         finite = _finite_names(weights)
-        self.is_current = not any(name in self._averages and name not in finite for name in weights)
-        if not self.is_current:
+        if any(name in self._averages and name not in finite for name in weights):
+            self.values = {}
             return
         averages: dict[str, Tensor] = {}
         enters = not (is_again and self.n_checks)
@@ -75,11 +68,8 @@ class WeightAverage:
             if averages and enters:
                 share = 1 - min(self.past, self.n_checks / (self.n_checks + _WARM_UP))
                 torch._foreach_lerp_(list(map(local, averages.values())), [local(weights[n]) for n in averages], share)
-        self._averages, self.n_checks = averages, self.n_checks + enters
-
-    def values(self) -> dict[str, Tensor]:
-        """Averages by name that replace the module's weights; empty if the last check was not added."""
-        return dict(self._averages) if self.is_current else {}
+        self.values = self._averages = averages
+        self.n_checks += enters
 
     def state_dict(self) -> dict[str, Any]:
         """Averages by name, whole and on the CPU, and how many checks are in them."""
@@ -165,14 +155,6 @@ def _changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
     loaded = {id(parameter) for name, parameter in parameters.items() if name not in absent}
     trained = {name for name, weight in parameters.items() if weight.requires_grad and id(weight) not in loaded}
     return [name for name in names if name in trained]
-
-
-def state_dict_with(model: object, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Copy of a module's `state_dict`, with `values` in place of its own, by name; empty if `model` is no module."""
-    if not isinstance(model, nn.Module):
-        return {}
-    with replaced_in_place(model, values):
-        return copied(model.state_dict())
 
 
 def drop_saved(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

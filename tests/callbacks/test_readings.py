@@ -11,7 +11,7 @@ from bu_torch.report import read_record
 
 X, Y = blobs()
 SEEN = []  # by networks in checks
-SAID = "random augmentation"
+SAID = "further readings"
 
 
 class Seeing(Classifier):

@@ -163,7 +163,7 @@ def test_no_check(tmp_path, log, settings, options, data):
     fit(tmp_path, own, look, module=module, data=data, **options)
     assert (own.best_epoch, own.best_step, own.best_score, own.best_model_path) == (None, None, None, "")
     assert same(module.state_dict(), look.at_end)
-    assert f"`{next(iter(settings))}=" in log.text
+    assert "no check was made" in log.text
 
 
 @pytest.mark.parametrize("how", ["file", "memory", "late"])

@@ -18,10 +18,10 @@ OPTIONS = {"seed": 0, "n_neighbors": 20, "perturbation": None}
 def test_augmented_samples_are_read_again(tmp_path, log):
     network = Plain()
     make_stopper(network, in_order(), **OPTIONS).check(network)
-    assert "random augmentation" not in log.text
+    assert "further readings" not in log.text
     stopper = make_stopper(network, DataLoader(Augmented(), batch_size=30), folder=tmp_path, **OPTIONS)
     stopper.check(network)
-    assert "random augmentation" in log.text
+    assert "further readings" in log.text
     assert read_record(tmp_path).data["perturbation"] == "reading"
     resumed = make_stopper(network, DataLoader(Augmented(), batch_size=30), **OPTIONS)
     resumed.load_state_dict(stopper.state_dict())
