@@ -180,7 +180,7 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
     if isinstance(sampler, WeightedRandomSampler):
         is_drawn = sampler.weights > 0
         indices, weights = torch.nonzero(is_drawn).flatten().tolist(), sampler.weights[is_drawn].double().cpu()
-        if not sampler.replacement or bool((weights == weights[0]).all()):
+        if not sampler.replacement or bool((weights == weights[:1]).all()):
             weights = None
     elif isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))
