@@ -168,7 +168,7 @@ DECIDING = {"expected_auroc": "auroc", "expected_balanced_accuracy": "balanced_a
 
 
 @pytest.mark.parametrize(("score", "metric"), [*DECIDING.items(), ("neg_cost", [[0, 1], [3, 0]])])
-def test_it_decides_in_place_of_the_default_rule(score, metric):
+def test_it_decides_in_place_of_the_default_rule(score, metric, log):
     stopper = BoundaryUncertaintyStopper(X, TWO, n_neighbors=20, n_draws=2, metric=metric, patience=50)
     model = nn.Linear(4, 2)
     for _ in range(12):
@@ -182,6 +182,7 @@ def test_it_decides_in_place_of_the_default_rule(score, metric):
     threshold = stopper.history[best].get("threshold")
     assert (threshold is None) == (metric in ("auroc", "log_loss"))
     assert stopper.summary.get("threshold") == threshold
+    assert ("Predict class 1" in log.text) == (threshold not in (None, 0.5))
 
 
 @pytest.mark.parametrize("metric", ["balanced_accuracy", "f1"])
