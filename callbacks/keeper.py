@@ -184,7 +184,7 @@ class LastCallback(Callback):
         self._owner = owner
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._owner._complete(trainer, checkpoint)
+        self._owner._complete_checkpoint(trainer, checkpoint)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._owner._conclude(trainer)  # the module's own hook, which may export the network, comes next

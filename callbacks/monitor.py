@@ -18,9 +18,9 @@ from bu_torch.callbacks.samples import (
 )
 from bu_torch.callbacks.trainer import (
     FITTING,
+    NAMESPACE,
     OUT_OF_REACH,
     RAW_WEIGHTS,
-    TREE,
     Callback,
     LightningModule,
     LightningProcesses,
@@ -164,7 +164,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self.engine = Engine(settings)
         self._watch = InputWatch()
         self._logged: dict[str, Tensor] = {}  # values of the last check
-        self._is_sanity_checked = False  # a few samples were read as a check reads them
+        self._is_tried_out = False  # a few samples were read as a check reads them
         self._n_due = 0  # checks by steps that were due up to the last batch
 
     @property
@@ -175,7 +175,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         if not isinstance(trainer, Trainer):
             kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
             raise MisconfigurationException(
-                f"This callback works with a `Trainer` of `{TREE}`, got {kind}. Import `lightning.pytorch` or"
+                f"This callback works with a `Trainer` of `{NAMESPACE}`, got {kind}. Import `lightning.pytorch` or"
                 " `pytorch_lightning`, whichever has your trainer, before `bu_torch.callbacks`."
             )
         if stage != FITTING:
@@ -230,10 +230,10 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         if self.is_by_steps:
             self._clear_callback_metrics(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
-        if not (self._is_sanity_checked or has_lazy_layers(pl_module)):
+        if not (self._is_tried_out or has_lazy_layers(pl_module)):
             with self.engine.record.timing("setup_seconds"), misconfigured(UnfitLogitsError, before="`forward`: "):
-                self.engine.sanity_check(pl_module)
-            self._is_sanity_checked = True
+                self.engine.try_out(pl_module)
+            self._is_tried_out = True
             self._watch.attach(pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:

@@ -205,7 +205,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _end(self, reason: str) -> None:
         """Nothing here: `LastCallback` calls `_conclude`, when all other callbacks have had their turn."""
 
-    def _complete(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    def _complete_checkpoint(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         """Have the own file hold what was measured, and no file the kept weights twice."""
         if self._keeper is not None and self._keeper.is_saving:
             self._keeper.put_measured(trainer, checkpoint)

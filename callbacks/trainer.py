@@ -28,8 +28,8 @@ from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
 
 FITTING = "fit"  # `TrainerFn.FITTING`
-_TREES = [name for name in sys.modules if name in ("lightning.pytorch", "pytorch_lightning")]  # in order of import
-TREE = _TREES[0] if _TREES else "lightning.pytorch"
+_NAMESPACES = [name for name in sys.modules if name in ("lightning.pytorch", "pytorch_lightning")]  # in order of import
+NAMESPACE = _NAMESPACES[0] if _NAMESPACES else "lightning.pytorch"
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Checkpoint as Checkpoint
     from lightning.pytorch.callbacks import ModelCheckpoint as ModelCheckpoint
 else:
-    pl = import_module(TREE)
+    pl = import_module(NAMESPACE)
     Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
     Checkpoint, ModelCheckpoint = pl.callbacks.Checkpoint, pl.callbacks.ModelCheckpoint
 
@@ -47,7 +47,7 @@ library: Any = pl  # for names that mypy does not find there
 EarlyStopping = library.callbacks.EarlyStopping
 StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
 WeightAveraging = library.callbacks.WeightAveraging
-MisconfigurationException: Any = import_module(f"{TREE}.utilities.exceptions").MisconfigurationException
+MisconfigurationException: Any = import_module(f"{NAMESPACE}.utilities.exceptions").MisconfigurationException
 _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
     *("on_before_backward", "on_after_backward", "on_before_optimizer_step"),

@@ -63,7 +63,7 @@ def predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tenso
 
 
 def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """Uncertainty u = 2 min(P_i, P_j) (N,), float64, of the classes of two columns (N, 2) of probabilities (N, C)."""
+    """Local uncertainty u = 2 min(P_i, P_j) (N,), float64, of the classes (N, 2) by probabilities (N, C)."""
     return 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
 
 

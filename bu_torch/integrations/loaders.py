@@ -61,3 +61,12 @@ def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None) -> 
         except RuntimeError as error:
             warnings.warn(f"{error} The weights stay as training left them.", stacklevel=3)
     stopper.close()
+
+
+def missing(module: str, packages: str, error: ImportError) -> ImportError:
+    """Error for packages that are not installed, or whose own import fails."""
+    if error.name in packages.split():
+        how = f'`pip install {packages}`, or `pip install "bu-torch[integrations]"`'
+        return ImportError(f"`bu_torch.integrations.{module}` needs {how}.")
+    cause = "" if error.__cause__ is None else f" ({error.__cause__})"
+    return ImportError(f"`bu_torch.integrations.{module}`: the import of {module} failed: {error}{cause}")

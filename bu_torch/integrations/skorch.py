@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from bu_torch.integrations.loaders import conclude, make_stopper
+from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.network import entry_of
 from bu_torch.run.settings import Settings, SettingsDict
 
@@ -15,7 +15,7 @@ try:
     from skorch import NeuralNetClassifier
     from skorch.callbacks import Callback
 except ImportError as error:
-    raise ImportError(f"`bu_torch.integrations.skorch` needs `pip install skorch`: {error}") from error
+    raise missing("skorch", "skorch", error) from error
 
 _OPTIONS = {field.name: field.default for field in fields(Settings) if field.name != "decides"} | {"folder": None}
 

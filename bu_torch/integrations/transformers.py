@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from bu_torch.integrations.loaders import conclude, make_stopper
+from bu_torch.integrations.loaders import conclude, make_stopper, missing
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.output import printable, whole_file
 from bu_torch.run.reader import TorchProcesses
@@ -20,8 +20,7 @@ from bu_torch.samples.batches import Keys
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    needs = "`bu_torch.integrations.transformers` needs `pip install transformers accelerate`"
-    raise ImportError(f"{needs}: {error}") from error
+    raise missing("transformers", "transformers accelerate", error) from error
 
 
 class BoundaryUncertaintyCallback(TrainerCallback):

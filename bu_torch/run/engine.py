@@ -27,8 +27,8 @@ from bu_torch.signals.catalogue import Measurement
 from bu_torch.signals.measuring import Signals
 
 # Scores can be compared only if these settings are the same.
-_COMPARED = ["metric", "averaging", "start_from_epoch", "n_neighbors", "n_draws", "max_samples"]
-_COMPARED += ["seed", "class_weight"]
+_COMPARED_SETTINGS = ["metric", "averaging", "start_from_epoch", "n_neighbors", "n_draws", "max_samples"]
+_COMPARED_SETTINGS += ["seed", "class_weight"]
 
 PREPARATION = ("plan", "samples", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
 NOT_RESTORED = "not in the model"
@@ -76,7 +76,7 @@ class Engine:
         self.preparation: dict[str, Any] = dict.fromkeys(PREPARATION)
         self.fitted: Any = None  # `Fitted`, in the first process from `prepare` until `release`
         self.inputs: Any = None  # perturbed samples, in the processes that read the network
-        self.is_over = False  # from `release` on
+        self.is_over = False  # from `release`, or an exception, on
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
         self._remarks: list[str] = []  # lines on whether to trust it, and on its threshold
         # A check is compared with the last one, by predictions (n_draws * N,), and with the best by expected accuracy,
@@ -131,7 +131,7 @@ class Engine:
         except ValueError as error:
             raise UnfitLogitsError(str(error)) from error
 
-    def sanity_check(self, model: Any) -> None:
+    def try_out(self, model: Any) -> None:
         """Refuse a model before it trains, by its logits at a few inputs; warn if token ids are moved like numbers."""
         logits = partial(self.reader.try_out, model, self.inputs, is_sharded=self.processes.are_sharded)
         self.processes.on_logits(logits, self.check_columns)
@@ -364,7 +364,7 @@ class Engine:
 
     def _compared_settings(self) -> dict[str, int | float | str | None]:
         """Settings that scores depend on, as plain data."""
-        named = {name: as_json(getattr(self.settings, name)) for name in _COMPARED}
+        named = {name: as_json(getattr(self.settings, name)) for name in _COMPARED_SETTINGS}
         return {**self.history.rule_settings(), **named}
 
 

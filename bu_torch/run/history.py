@@ -69,7 +69,7 @@ class History:
         return self._counts(entry) and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)
 
     def add(self, entry: Entry) -> bool:
-        """Add a check with its score, decide, and return whether it is the best, so that it and its weights are kept.
+        """Add a check with its score, decide, and return whether it is the best: the engine keeps it with its weights.
 
         A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
         one was kept, because its weights are.

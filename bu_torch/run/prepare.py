@@ -171,6 +171,11 @@ def _settings_for(settings: Settings, samples: Samples, readings: Tensor | None)
             " integers: pass None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the"
             " network does."
         )
+    elif perturbation == "tokens" and packing.form != "rows":
+        raise ValueError(
+            f"`perturbation='tokens'` exchanges tokens in rows of integers (n, L), got {packing}. Let `input_key=[...]`"
+            " name the rows alone: token ids and their mask."
+        )
     elif perturbation is None and packing.form == "rows":
         perturbation = "tokens"
     elif perturbation is None and packing.form == "mixed":

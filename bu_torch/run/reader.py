@@ -84,7 +84,8 @@ class NetworkReader:
 
     name = "`model`"  # what an error names
     error: type[Exception] = ValueError  # what a trial raises
-    remedy = "Token ids need `perturbation='tokens'`."  # what may help then
+    # What may help then.
+    remedy = "Token ids need `perturbation='tokens'`, and what needs a gradient `with torch.enable_grad():`."
 
     def __init__(self, settings: Settings, packing: Packing | None = None) -> None:
         self.settings, self.packing = settings, packing

@@ -153,7 +153,7 @@ class BoundaryUncertaintyStopper(Results):
             ValueError: If the samples are not fit for the method, or the model for them.
         """
         self._prepare(model, is_trained=False)
-        self.engine.sanity_check(model)
+        self.engine.try_out(model)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.

@@ -106,14 +106,14 @@ class SignalInputs:
         """Weighted mean of values (D * N,), or (N,)."""
         return mean_of(values.double().view(-1, len(self.boundary.labels)), self.boundary.weights)
 
-    def labels_for(self, metric: ExpectedMetric) -> Tensor:
+    def label_probabilities_for(self, metric: ExpectedMetric) -> Tensor:
         """Label probabilities that a metric takes, with a column for each of the network's outputs."""
         return self.prepared.counting_once(self.logits.shape[1], is_sharp=metric.is_of_sharp)
 
     def expected(self, metric: ExpectedMetric) -> Tensor:
         """Expected value of a metric; NaN, with a warning, if one of the user's fails in the midst of a training."""
         try:
-            return metric.formula(self.logits, self.labels_for(metric), None)
+            return metric.formula(self.logits, self.label_probabilities_for(metric), None)
         except Exception as error:  # the user's code may raise anything
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=3)

@@ -186,7 +186,7 @@ def _values_at_threshold(metric: ExpectedMetric, inputs: SignalInputs, value: Te
     """
     if metric.of_counts is None or inputs.logits.shape[1] > 2:
         return dict.fromkeys((THRESHOLD, metric.at_threshold), torch.full_like(value, torch.nan))
-    given = inputs.labels_for(metric), inputs.boundary.n_draws
+    given = inputs.label_probabilities_for(metric), inputs.boundary.n_draws
     threshold, best = best_threshold(metric.of_counts, inputs.logits, given[0])
     crossed = decided_at(inputs.logits, left_out_thresholds(metric.of_counts, inputs.logits, *given))
     after, before = (influence(metric.formula, logits, *given) for logits in (crossed, inputs.logits))
@@ -204,7 +204,7 @@ def contributions_to(metric: ExpectedMetric, inputs: SignalInputs, values: Mappi
     if metric.is_drawn:
         return inputs.accuracy.new_empty(0)
     logits = decided_at(inputs.logits, values[THRESHOLD]) if metric.is_at_threshold else inputs.logits
-    return influence(metric.formula, logits, inputs.labels_for(metric), n_draws)
+    return influence(metric.formula, logits, inputs.label_probabilities_for(metric), n_draws)
 
 
 def fit_in_memory(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
