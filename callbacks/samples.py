@@ -87,7 +87,7 @@ def training_data(
         samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
     else:
         loader, read = _reading(trainer, pl_module, source, settings)
-        samples = read_few(partial(read, loader))
+        samples = read_few(read, loader)
     n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, samples)
     if not _is_pair(reference):
         is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
@@ -95,6 +95,9 @@ def training_data(
         n_held = max(MAX_BYTES // samples.inputs[:1].nbytes, settings.n_neighbors)
         limit = settings.max_samples or min(_STREAM_SAMPLES, n_held)
         samples = _read_unmixed(loader, partial(read, n_wanted=n_wanted, stream_limit=limit))
+        if 0 < (n_left := len(samples.inputs)) < n_wanted < samples.n_training:  # others have no label, or are dropped
+            more = math.ceil(n_wanted**2 / n_left)
+            samples = _read_unmixed(loader, partial(read, n_wanted=more, stream_limit=limit))
     settings.refuse_too_few(len(samples.inputs), "it")
     n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
     class_weight = class_weights_of(pl_module, n_classes, engine.log) if settings.follows_loss else None

@@ -32,15 +32,15 @@ def make_stopper(
     folder = options.pop("folder", None)
     settings = Settings(**options)
     may_reread = settings.perturbation in (None, "reading")
-    read = partial(read_loader, loader, seed=settings.seed, keys=keys or Keys(), looks_for_augmentation=may_reread)
+    read = partial(read_loader, seed=settings.seed, keys=keys or Keys(), looks_for_augmentation=may_reread)
     try:
-        first = read_few(read)
+        first = read_few(read, loader)
         are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
         if are_tokens and first.reread is None and settings.perturbation is None:
             options["perturbation"] = "tokens"
             settings = Settings(**options)
         n_operations = NetworkReader(settings, first.packing).operations_of(network, first)
-        samples = read(plan_check(settings, first, n_operations).n_samples)
+        samples = read(loader, plan_check(settings, first, n_operations).n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error
     if settings.follows_loss:

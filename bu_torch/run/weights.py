@@ -78,6 +78,7 @@ class WeightAverage:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
+        self.n_checks, self._averages = 0, {}
         if state_dict["past"] == self.past:
             self.n_checks = int(state_dict["n_checks"])
             self._averages = {name: value.clone() for name, value in state_dict["weights"].items()}

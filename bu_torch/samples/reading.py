@@ -103,11 +103,12 @@ def read_samples(
         raise ValueError(f"`dataset`: {error} Pass a pair (inputs, labels) of tensors or arrays.") from error
 
 
-def read_few(read: Callable[..., Samples]) -> Samples:
-    """A few samples by a partial `read_loader`, which show what all are like; what is to be said is said of all."""
+def read_few(read: Callable[..., Samples], loader: DataLoader[Any]) -> Samples:
+    """A batch by a partial `read_loader`, which shows what samples are like; what is to be said is said of all."""
+    few = max(_FEW, loader.batch_size or 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return read(_FEW, stream_limit=_FEW)
+        return read(loader, few, stream_limit=few)
 
 
 def read_loader(

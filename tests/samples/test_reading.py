@@ -227,7 +227,7 @@ class TestIgnoredLabels:
         assert torch.equal(few.labels, Y[few.rows])
 
     def test_a_few_show_what_samples_are_like_though_all_are_ignored(self):
-        few = read_few(partial(read_loader, DataLoader(TensorDataset(X, torch.full((120,), -100))), keys=Keys()))
+        few = read_few(partial(read_loader, keys=Keys()), DataLoader(TensorDataset(X, torch.full((120,), -100))))
         assert (few.inputs.shape, few.n_training) == ((8, 4), 120)
 
 
