@@ -89,7 +89,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         try:
             saved = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch does not say what a damaged file raises
-            why = f"{file} cannot be read ({printable(error)[:200]}), so this run cannot resume from it"
+            said = printable(error).partition(". ")[0]  # torch goes on with how to run code in it
+            why = f"{file} cannot be read ({said[:200]}), so this run cannot resume from it"
             warnings.warn(f"{why}: patience and the best epoch start anew.", stacklevel=3)
         else:
             self.stopper.load_state_dict(saved)

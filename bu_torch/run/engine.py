@@ -120,7 +120,7 @@ class Engine:
         """Raise `UnfitLogitsError` unless a network's logits (n, J) have a column for each class."""
         n_classes = self.fitted.signals.boundary.classes.n_classes
         n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
-        if n_columns < n_classes and (n_columns, n_classes) != (1, 2):
+        if n_columns < n_classes:
             raise UnfitLogitsError(
                 f"it gives logits in {n_columns} columns, but the labels have classes 0, ..., {n_classes - 1}. Let"
                 f" labels count from 0, and those of samples to ignore be {IGNORED}. A regression has no decision"
