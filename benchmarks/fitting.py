@@ -69,7 +69,7 @@ class Curves(L.Callback):
         if self.stopping is None:
             row |= {name: float(trainer.callback_metrics[name]) for name in ("val_accuracy", "val_loss")}
         else:
-            averaged = copy_of(pl_module, self.stopping.engine.averages)
+            averaged = copy_of(pl_module, self.stopping.engine.average.values)
             row["averaged_test_error"] = test_error(averaged, self.test)
             self.kept["space"] = self.stopping.engine.fitted.signals.boundary.space_name_
         pl_module.train()

@@ -256,11 +256,14 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
         average = lightning_average(trainer)
-        is_compared = not trainer.fast_dev_run and (average is None or int(average.n_averaged) > 0)
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
             module, place = average.module if average else pl_module, (trainer.current_epoch, trainer.global_step)
-            check = self.engine.check(module, *place, is_compared=is_compared, train_loss=loss)
+            check = self.engine.check(module, *place, train_loss=loss)
+        # A trial keeps nothing, and an average without weights of the training is no network of it.
+        if trainer.fast_dev_run or (average is not None and not int(average.n_averaged)):
+            self.engine.forget_checks()
+            check = check._replace(is_best=False)
         with self.engine.record.timing("check_seconds"):
             self._logged = log_check(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check
@@ -278,17 +281,16 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self._restore_callback_metrics(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("Training ended.")
+        if not self.engine.settings.decides:
+            self.engine.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # After an exception Lightning calls no `teardown`.
         self._watch.detach()
         self.engine.inputs = None  # on a device whose memory may be short; all else is needed to judge
         self.engine.is_over = True
-        self._end(describe_exception(exception))
-
-    def _end(self, reason: str) -> None:
-        self.engine.end(reason)
+        if not self.engine.settings.decides:
+            self.engine.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.engine.release()

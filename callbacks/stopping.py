@@ -7,19 +7,21 @@ from typing import Any, Self
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.keeper import FileKeeper, LastCallback
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, holders_of_weights
 from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
     FITTING,
+    Callback,
     Checkpoint,
     EarlyStopping,
+    FileKeeper,
     LightningModule,
     ModelCheckpoint,
     StochasticWeightAveraging,
     Trainer,
     misconfigured,
     restore,
+    skip_empty_hooks,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
@@ -169,10 +171,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """
         others = (callback for callback in trainer.callbacks if not isinstance(callback, FileKeeper | LastCallback))
         callbacks = [callback for callback in others if not _is_default(callback)]
-        options = {name: getattr(self, name) for name in ("dirpath", "filename", "save_weights_only")}
         if trainer.checkpoint_callbacks:
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
-            keeper = FileKeeper(self.engine, self._written, token, is_by_steps=self.is_by_steps, **options)
+            keeper = FileKeeper(self, token)
             indices = range(len(callbacks))
             last = max(n for n in indices if callbacks[n] is self or isinstance(callbacks[n], EarlyStopping))
             callbacks.insert(min([last + 1, *(n for n in indices if isinstance(callbacks[n], Checkpoint))]), keeper)
@@ -190,7 +191,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """Make a check; have its file written if it is the best, and stop training if it says so."""
         check, history = super()._make_check(trainer, pl_module), self.engine.history
         if check.is_best and self._keeper is not None:
-            self._keeper.set_due()  # it writes when other callbacks and the module have had this hook
+            self._keeper.set_outdated()  # it writes when other callbacks and the module have had this hook
         # Histories are equal, but a process in which a rule of the user's differs would leave the others waiting.
         should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)
         n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
@@ -201,16 +202,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             step = trainer.global_step if self.is_by_steps else None
             self.stopping_reason = history.why_stopped(trainer.current_epoch, step)
         return check
-
-    def _end(self, reason: str) -> None:
-        """Nothing here: `LastCallback` calls `_conclude`, when all other callbacks have had their turn."""
-
-    def _complete_checkpoint(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-        """Have the own file hold what was measured, and no file the kept weights twice."""
-        if self._keeper is not None and self._keeper.is_saving:
-            self._keeper.put_measured(trainer, checkpoint)
-        for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
-            part["weights"] = drop_saved(weights, checkpoint["state_dict"])
 
     def _conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
@@ -243,3 +234,30 @@ def _is_default(callback: Any) -> bool:
     names = ("state_key", "dirpath", "filename", "save_top_k", "save_last", "save_weights_only")
     default, is_plain = ModelCheckpoint(), type(callback) is ModelCheckpoint
     return is_plain and all(getattr(callback, name) == getattr(default, name) for name in names)
+
+
+class LastCallback(Callback):
+    """Completes checkpoints and concludes the training for its owner, after all other callbacks.
+
+    So they save the training weights, and what they change in a checkpoint is known.
+    """
+
+    def __init__(self, owner: BoundaryUncertaintyStopping) -> None:
+        skip_empty_hooks(self)
+        self._owner = owner
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        keeper, key = self._owner._keeper, self._owner.state_key
+        if keeper is not None and keeper.is_saving:
+            keeper.put_kept_weights(trainer, checkpoint)
+        for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(key)):
+            part["weights"] = drop_saved(weights, checkpoint["state_dict"])  # no file holds the kept weights twice
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._owner._conclude(trainer)  # the module's own hook, which may export the network, comes next
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._owner._conclude(trainer)  # if there was no training
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._owner._conclude(trainer, exception)

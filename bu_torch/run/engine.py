@@ -67,7 +67,7 @@ class Engine:
         self.processes, self.reader = Processes(), NetworkReader(settings)
         self._outputs = OutputReader("The module", self.warn, partial(self.log, if_verbose=True))
         self.history = History(settings)
-        self.average = None if settings.averaging is None else WeightAverage(settings.averaging)
+        self.average = WeightAverage(settings.averaging)
         # `state_dict` of the kept check on the CPU, of shards this process's; empty if it was that of no module.
         self.kept_weights: dict[str, Any] = {}
         self.record = Record()
@@ -143,35 +143,19 @@ class Engine:
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
-    @property
-    def averages(self) -> dict[str, Tensor]:
-        """Averaged weights by name, which a check reads and keeps in place of the model's; empty without an average."""
-        return {} if self.average is None else self.average.values
-
-    def check(
-        self,
-        model: Any,
-        epoch: int,
-        step: int | None = None,
-        *,
-        is_compared: bool = True,
-        train_loss: float | None = None,
-    ) -> Check:
-        """Measure a copy of a model, with averaged weights if there are any, add the check and record it.
-
-        As in `add`, a check that is not compared keeps no weights.
-        """
+    def check(self, model: Any, epoch: int, step: int | None = None, *, train_loss: float | None = None) -> Check:
+        """Measure a copy of a model, with averaged weights if there are any, add the check, record it, and keep it."""
         started, self.summary = time.perf_counter(), {}
-        if self.average is not None and isinstance(model, nn.Module):
+        if isinstance(model, nn.Module):
             self.average.update(model, is_again=self.history.is_last(epoch, step))
         are_sharded = self.processes.are_sharded
 
         def logits() -> Tensor:
-            with evaluation_copy(model, self.averages, is_sharded=are_sharded) as network:
+            with evaluation_copy(model, self.average.values, is_sharded=are_sharded) as network:
                 return self._outputs.logits(partial(self.reader.logits_at, network, self.inputs))
 
         measured = self.processes.on_logits(logits, self.measure)
-        check = self.add(epoch, measured, step, is_compared=is_compared)
+        check = self.add(epoch, measured, step)
         self._write(check, started, train_loss)
         if check.is_best:
             with self.record.timing("saving_seconds"):
@@ -187,7 +171,7 @@ class Engine:
         """Copy of the `state_dict` that the last check has read, on the CPU; empty for a model that is no module."""
         if not isinstance(model, nn.Module):
             return {}
-        with replaced_in_place(model, self.averages):
+        with replaced_in_place(model, self.average.values):
             state, processes = copied(model.state_dict()), self.processes
         if processes.count > 1 and not processes.are_sharded:
             names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
@@ -210,18 +194,11 @@ class Engine:
         values = {**self.measured.values, STANDARD_ERROR: self.measured.standard_error}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
-    def add(
-        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_compared: bool = True
-    ) -> Check:
-        """Add a check, in place of one of the same epoch and step, and decide.
-
-        Unless it `is_compared`, neither this check nor any before it counts for the patience or as best.
-        """
+    def add(self, epoch: int, values: Mapping[str, float], step: int | None = None) -> Check:
+        """Add a check, in place of one of the same epoch and step, and decide."""
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        is_best = self.history.add(entry) and is_compared
-        if not is_compared:
-            self._forget_checks()
-        elif self.measured is not None and self.history.has_best_value(entry):
+        is_best = self.history.add(entry)
+        if self.measured is not None and self.history.has_best_value(entry):
             self._best_contributions = self.measured.contributions
         if self.fitted is not None:
             line = describe_worse_than_chance(self.history.entries, self._n_columns, self.fitted.about["data"])
@@ -229,14 +206,14 @@ class Engine:
                 self.warn(line)  # last, because filters may turn a warning into an error
         return Check(entry, is_best)
 
-    def _forget_checks(self) -> None:
-        """Compare the next check with none before."""
+    def forget_checks(self) -> None:
+        """Compare the next check with none before: neither for the patience nor as best."""
         self.history.reset()
         self.kept_weights = {}
         self._predictions = self._best_contributions = None
 
     def _start_anew(self, why: str) -> None:
-        self._forget_checks()
+        self.forget_checks()
         outcome = ": patience and the best epoch start anew" if self.settings.decides else ""
         self.warn(f"{why}, so earlier scores cannot be compared{outcome}.")
 
@@ -308,7 +285,7 @@ class Engine:
             why = f"{self.history.why_none_kept()}. {self.summary['reason']}"
             self.log(f"bu-torch kept no epoch: {why} The model has the weights of training.")
             return
-        lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average is not None)
+        lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average.past is not None)
         for line in (*lines, self.record.describe_cost(), *self._remarks):
             self.log(line, if_verbose=line.startswith(CLEAR))
 
@@ -317,7 +294,7 @@ class Engine:
         self.is_over = True
         self.fitted = self.inputs = self.measured = None
         self.processes, self.reader = Processes(), NetworkReader(self.settings)
-        self.average = None if self.settings.averaging is None else WeightAverage(self.settings.averaging)
+        self.average = WeightAverage(self.settings.averaging)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU.
@@ -332,7 +309,7 @@ class Engine:
             "predictions": None if predictions is None else as_small(predictions),
             "best_contributions": None if best is None else best.cpu(),
             "weights": {name: gathered(value) for name, value in self.kept_weights.items()},
-            **({} if self.average is None else {"average": self.average.state_dict()}),
+            "average": self.average.state_dict(),
             "version": VERSION,
             "settings": self._compared_settings(),
         }
@@ -350,8 +327,7 @@ class Engine:
                 why = f"The run resumes with {is_now} instead of {was}"
             self.history.load(state, is_compared=not changed)
             self.kept_weights = state["weights"]
-            if self.average is not None and state.get("average") is not None:
-                self.average.load_state_dict(state["average"])
+            self.average.load_state_dict(state.get("average", {}))
             self._predictions, self._best_contributions = state["predictions"], state["best_contributions"]
             has_plan = not changed and state["plan"] is not None and state["plan"][0] >= self.settings.n_neighbors
             known = PREPARATION if has_plan else ("prepared", "space")

@@ -32,10 +32,10 @@ class WeightAverage:
     (`DTensor`).
 
     Args:
-        past: The largest weight of the past, 0 <= past < 1.
+        past: The largest weight of the past, 0 <= past < 1; None for no average.
     """
 
-    def __init__(self, past: float) -> None:
+    def __init__(self, past: float | None) -> None:
         self.past = past
         self.n_checks = 0  # that have entered
         # Averages by name that replace the module's weights; empty if the last check was not added.
@@ -48,6 +48,8 @@ class WeightAverage:
         If an averaged weight has become NaN or infinite, the average stays, and `values` are empty until the next
         check.
         """
+        if self.past is None:
+            return
         weights = {
             name: weight.detach()
             for name, weight in named_weights(module).items()
@@ -78,10 +80,9 @@ class WeightAverage:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; with another weight of the past, the average begins anew."""
-        self.n_checks, self._averages = 0, {}
-        if state_dict["past"] == self.past:
-            self.n_checks = int(state_dict["n_checks"])
-            self._averages = {name: value.clone() for name, value in state_dict["weights"].items()}
+        known = state_dict if state_dict.get("past") == self.past else {}
+        self.n_checks = int(known.get("n_checks", 0))
+        self._averages = {name: value.clone() for name, value in known.get("weights", {}).items()}
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
