@@ -227,7 +227,9 @@ def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
 class FileKeeper(ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own.
 
-    The engine keeps the weights. The file is for whoever loads it: nothing of bu-torch reads it.
+    The engine keeps the weights. The file is for whoever loads it: nothing of bu-torch reads it. `ModelCheckpoint` by
+    itself would read stale values between checks, share a state key with the user's own, and forget the best score when
+    a resumed run writes to a new folder.
     """
 
     def __init__(self, owner: Any, token: str) -> None:
