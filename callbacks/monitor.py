@@ -41,7 +41,7 @@ from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.output import printable, showing_progress
 from bu_torch.internal.replica import has_lazy_layers, seeded
 from bu_torch.perturbation.draws import Perturbation
-from bu_torch.run.engine import Check, Engine, Results, UnfitLogitsError
+from bu_torch.run.engine import Check, Engine, Results
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import Settings
@@ -165,7 +165,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self._watch = InputWatch()
         self._logged: dict[str, Tensor] = {}  # values of the last check
         self._is_tried_out = False  # a few samples were read as a check reads them
-        self._n_due = 0  # checks by steps that were due up to the last batch
+        self._n_checks_due = 0  # checks by steps that were due up to the last batch
 
     @property
     def is_by_steps(self) -> bool:
@@ -200,7 +200,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         engine = self.engine
         engine.reader = TrainerReader(trainer, engine.settings)
-        self._n_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
+        self._n_checks_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
         if getattr(trainer.strategy, "zero_stage_3", False):
             raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
         if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
@@ -231,7 +231,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             self._clear_callback_metrics(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
         if not (self._is_tried_out or has_lazy_layers(pl_module)):
-            with self.engine.record.timing("setup_seconds"), misconfigured(UnfitLogitsError, before="`forward`: "):
+            with self.engine.record.timing("setup_seconds"):
                 self.engine.try_out(pl_module)
             self._is_tried_out = True
             self._watch.attach(pl_module)
@@ -240,8 +240,8 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         self._watch.detach()
         if self.every_n_train_steps is not None:
             # A batch makes no step while gradients accumulate, and several steps with several optimisers.
-            before, self._n_due = self._n_due, trainer.global_step // self.every_n_train_steps
-            if self._n_due > before:
+            before, self._n_checks_due = self._n_checks_due, trainer.global_step // self.every_n_train_steps
+            if self._n_checks_due > before:
                 self._make_check(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -251,13 +251,13 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             else:
                 self._clear_callback_metrics(trainer)
         elif self.history and self.history[-1]["epoch"] == trainer.current_epoch:
-            self._restore_callback_metrics(trainer)
+            trainer.callback_metrics.update(self._logged | trainer.callback_metrics)
 
     def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
         average = lightning_average(trainer)
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
-        with optimizers_in_eval_mode(trainer.optimizers), misconfigured(UnfitLogitsError, before="`forward`: "):
+        with optimizers_in_eval_mode(trainer.optimizers):
             module, place = average.module if average else pl_module, (trainer.current_epoch, trainer.global_step)
             check = self.engine.check(module, *place, train_loss=loss)
         # A trial keeps nothing, and an average without weights of the training is no network of it.
@@ -273,12 +273,8 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         for name in self._logged:
             trainer.callback_metrics.pop(name, None)
 
-    def _restore_callback_metrics(self, trainer: Trainer) -> None:
-        """Put them back, for callbacks that read values when an epoch or the training ends."""
-        trainer.callback_metrics.update(self._logged | trainer.callback_metrics)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore_callback_metrics(trainer)
+        trainer.callback_metrics.update(self._logged | trainer.callback_metrics)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.engine.settings.decides:

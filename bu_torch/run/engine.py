@@ -4,7 +4,8 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,10 +34,6 @@ _COMPARED_SETTINGS += ["seed", "class_weight"]
 PREPARATION = ("plan", "samples", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
 NOT_RESTORED = "not in the model"
 BELOW_BASELINE = "not in the model, because no check is as good as the same prediction for all samples"
-
-
-class UnfitLogitsError(ValueError):
-    """Logits do not fit the labels."""
 
 
 class Check(NamedTuple):
@@ -117,19 +114,24 @@ class Engine:
         self.record.start(started)
 
     def check_columns(self, logits: Tensor) -> None:
-        """Raise `UnfitLogitsError` unless a network's logits (n, J) have a column for each class."""
+        """Raise the reader's error unless a network's logits (n, J) have a column for each class."""
         n_classes = self.fitted.signals.boundary.classes.n_classes
         n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
-        if n_columns < n_classes:
-            raise UnfitLogitsError(
-                f"it gives logits in {n_columns} columns, but the labels have classes 0, ..., {n_classes - 1}. Let"
-                f" labels count from 0, and those of samples to ignore be {IGNORED}. A regression has no decision"
-                " boundary to measure."
-            )
-        try:
+        with self._naming_the_network():
+            if n_columns < n_classes:
+                raise ValueError(
+                    f"it gives logits in {n_columns} columns, but the labels have classes 0, ..., {n_classes - 1}. Let"
+                    f" labels count from 0, and those of samples to ignore be {IGNORED}. A regression has no decision"
+                    " boundary to measure."
+                )
             self.history.metric.check_columns(logits.shape[1])
+
+    @contextmanager
+    def _naming_the_network(self) -> Iterator[None]:
+        try:
+            yield
         except ValueError as error:
-            raise UnfitLogitsError(str(error)) from error
+            raise self.reader.error(f"{self.reader.name}: {error}") from error
 
     def try_out(self, model: Any) -> None:
         """Refuse a model before it trains, by its logits at a few inputs; warn if token ids are moved like numbers."""
@@ -186,10 +188,8 @@ class Engine:
         # Those of a loaded state may be of other samples.
         before, best = (None if of is None or len(of) != n_rows else of.to(logits.device) for of, n_rows in known)
         self._n_columns = logits.shape[1]
-        try:
+        with self._naming_the_network():
             self.measured = signals.measure(logits, before, best)
-        except ValueError as error:
-            raise UnfitLogitsError(str(error)) from error
         self._predictions = self.measured.predictions
         values = {**self.measured.values, STANDARD_ERROR: self.measured.standard_error}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
@@ -198,7 +198,7 @@ class Engine:
         """Add a check, in place of one of the same epoch and step, and decide."""
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         is_best = self.history.add(entry)
-        if self.measured is not None and self.history.has_best_value(entry):
+        if self.measured is not None and self.history.leads(entry):
             self._best_contributions = self.measured.contributions
         if self.fitted is not None:
             line = describe_worse_than_chance(self.history.entries, self._n_columns, self.fitted.about["data"])

@@ -63,7 +63,7 @@ class History:
         value = self.metric.sign * entry.get(self.metric.signal, math.nan)
         return value if math.isfinite(value) else -math.inf
 
-    def has_best_value(self, entry: Entry) -> bool:
+    def leads(self, entry: Entry) -> bool:
         """Whether a check counts and its expected value of the metric beats that of all others that count."""
         others = [check for check in self.counted if check is not entry]
         return self._counts(entry) and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)

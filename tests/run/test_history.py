@@ -60,5 +60,5 @@ def test_no_best_value_is_sought_before_the_first_epoch_that_counts():
     history, found = History(Settings(start_from_epoch=1)), []
     for epoch, score in enumerate((0.9, 0.5, 0.7)):
         history.add(entry := check(epoch, score))
-        found.append(history.has_best_value(entry))
+        found.append(history.leads(entry))
     assert found == [False, True, True]
