@@ -20,17 +20,16 @@ from bu_torch.callbacks.trainer import (
     StochasticWeightAveraging,
     Trainer,
     misconfigured,
-    restore,
     skip_empty_hooks,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.engine import BELOW_BASELINE, NOT_RESTORED, Check
+from bu_torch.run.engine import NOT_RESTORED, Check
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AVERAGING, Settings
-from bu_torch.run.weights import drop_saved
+from bu_torch.run.weights import drop_saved, optimizers_in_training
 from bu_torch.samples.batches import InputKey
 from bu_torch.samples.samples import ClassWeight
 
@@ -221,7 +220,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return
         place = NOT_RESTORED
         if kept is not None and is_graceful and self.restore_best_weights:
-            place = BELOW_BASELINE if engine.is_below_baseline else restore(trainer, engine, self.best_model_path)
+            for optimizer in optimizers_in_training(trainer.optimizers):
+                optimizer.eval()  # a later one must not move what is put back
+            place = engine.put_back(trainer.lightning_module)
         engine.log_summary(place)
 
     @property

@@ -27,7 +27,7 @@ from bu_torch.internal.replica import (
     replaced_in_place,
 )
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.engine import NOT_RESTORED, Engine
+from bu_torch.run.engine import Engine
 from bu_torch.run.reader import NetworkReader, Processes, T, count_operations
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import named_weights, optimizers_in_training, with_names_of
@@ -153,28 +153,6 @@ def lightning_average(trainer: Trainer) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one, as checkpoints hold it; None without one."""
     averages = (callback._average_model for callback in trainer.callbacks if isinstance(callback, WeightAveraging))
     return next((average for average in averages if average is not None), None)
-
-
-def restore(trainer: Trainer, engine: Engine, path: str) -> str:
-    """Put the kept weights into the module; return where they are: "in the model" or not.
-
-    A failure is only a warning: the training is over, and has succeeded.
-    """
-    name, path = type(trainer.strategy).__name__, printable(path)
-    if name in OUT_OF_REACH:
-        rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
-        return NOT_RESTORED
-    for optimizer in optimizers_in_training(trainer.optimizers):  # a later `eval` must not move what is put back
-        optimizer.eval()
-    try:
-        engine.restore(trainer.lightning_module)
-    except Exception as error:  # those of a damaged state, or the user's `load_state_dict`, may raise anything
-        rank_zero_warn(
-            f"The weights of the kept epoch{f', {path},' if path else ''} cannot be put back: {printable(error)}. The"
-            " weights stay as training left them."
-        )
-        return NOT_RESTORED
-    return "in the model"
 
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts

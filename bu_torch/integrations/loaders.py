@@ -1,6 +1,5 @@
 """Stopper for the network and the loader of another framework."""
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.output import log_line
-from bu_torch.run.engine import BELOW_BASELINE
+from bu_torch.run.engine import BELOW_BASELINE, NOT_RESTORED
 from bu_torch.run.prepare import class_weights_of, plan_check
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
@@ -53,14 +52,11 @@ def make_stopper(
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None) -> None:
     """Say what was kept, and load it into `network`, if any and it is of use; a warning says if it does not fit."""
     stopper.judge()
-    if network is not None and stopper.engine.processes.broadcast(stopper.engine.is_below_baseline):
-        stopper.close(BELOW_BASELINE)
-    elif network is not None and stopper.best_epoch is not None:
-        try:
-            stopper.restore(network)
-        except RuntimeError as error:
-            warnings.warn(f"{error} The weights stay as training left them.", stacklevel=3)
-    stopper.close()
+    engine, place = stopper.engine, NOT_RESTORED
+    if network is not None and stopper.best_epoch is not None:
+        is_below = engine.processes.broadcast(engine.is_below_baseline)  # the first process knows
+        place = BELOW_BASELINE if is_below else engine.put_back(network)
+    stopper.close(place)
 
 
 def missing(module: str, packages: str, error: ImportError) -> ImportError:

@@ -169,6 +169,26 @@ class Engine:
         """Load the kept weights into a model; raises some exception if they do not fit, and leaves it as it was."""
         load(model, self.kept_weights)
 
+    def put_back(self, model: nn.Module) -> str:
+        """Load the kept weights into a model unless they are of no use; return where they are, "in the model" or not.
+
+        A failure is only a warning: the training is over, and has succeeded.
+        """
+        if self.is_below_baseline:
+            return BELOW_BASELINE
+        try:
+            if self.processes.hide_weights:
+                raise RuntimeError("the trainer's strategy shards them")
+            self.restore(model)
+        except Exception as error:  # those of a damaged state, or the user's `load_state_dict`, may raise anything
+            path = self.summary.get("best_model_path")
+            self.warn(
+                f"The weights of the kept epoch{f', {printable(path)},' if path else ''} cannot be put back:"
+                f" {printable(error)}. The weights stay as training left them."
+            )
+            return NOT_RESTORED
+        return "in the model"
+
     def state_to_keep(self, model: object) -> dict[str, Any]:
         """Copy of the `state_dict` that the last check has read, on the CPU; empty for a model that is no module."""
         if not isinstance(model, nn.Module):

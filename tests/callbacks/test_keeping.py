@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from problems import fit as trained
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping
-from bu_torch.callbacks.trainer import OUT_OF_REACH, restore
 
 
 def fit(folder, own, *callbacks, **options):
@@ -117,9 +115,10 @@ def test_the_file_loads_as_any_other_and_holds_the_weights_of_training_unless_to
 
 
 def test_weights_out_of_reach_are_said_to_be_in_the_file():
-    trainer = SimpleNamespace(strategy=type(next(iter(OUT_OF_REACH)), (), {})(), lightning_module=None)
+    engine = scripted().engine
+    engine.processes.hide_weights, engine.summary = True, {"best_model_path": "best.ckpt"}
     with pytest.warns(UserWarning, match=r"best\.ckpt"):
-        assert restore(trainer, None, "best.ckpt") == "not in the model"
+        assert engine.put_back(nn.Linear(1, 1)) == "not in the model"
 
 
 class Wrong(Classifier):
