@@ -46,8 +46,7 @@ from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import fill_in, load, optimizers_in_eval_mode
-from bu_torch.samples.batches import InputKey
-from bu_torch.samples.samples import ClassWeight
+from bu_torch.samples.samples import ClassWeight, InputKey
 
 _SETTINGS = {field.name for field in fields(Settings)}
 

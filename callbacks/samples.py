@@ -31,9 +31,8 @@ from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
 from bu_torch.run.prepare import MAX_BYTES, Plan, TrainingData, class_weights_of, plan_check
 from bu_torch.run.settings import Settings
-from bu_torch.samples.batches import InputKey, Keys
 from bu_torch.samples.reading import READ_BATCH, read_few, read_loader
-from bu_torch.samples.samples import Samples, UnreadableError, whole_samples
+from bu_torch.samples.samples import InputKey, Keys, Samples, UnreadableError, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)

@@ -30,8 +30,7 @@ from bu_torch.run.engine import NOT_RESTORED, Check
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import drop_saved, optimizers_in_training
-from bu_torch.samples.batches import InputKey
-from bu_torch.samples.samples import ClassWeight
+from bu_torch.samples.samples import ClassWeight, InputKey
 
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):

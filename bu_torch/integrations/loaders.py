@@ -13,9 +13,8 @@ from bu_torch.run.prepare import class_weights_of, plan_check
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
-from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import read_few, read_loader
-from bu_torch.samples.samples import UnreadableError
+from bu_torch.samples.samples import Keys, UnreadableError
 
 
 def make_stopper(

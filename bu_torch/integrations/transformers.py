@@ -15,7 +15,7 @@ from bu_torch.internal.output import printable, whole_file
 from bu_torch.run.reader import TorchProcesses
 from bu_torch.run.settings import Settings, SettingsDict
 from bu_torch.run.weights import optimizers_in_eval_mode, optimizers_in_training
-from bu_torch.samples.batches import Keys
+from bu_torch.samples.samples import Keys
 
 try:
     from transformers import TrainerCallback

@@ -4,15 +4,19 @@ Reading leaves no trace: a worker process or a deep copy runs the user's code, a
 """
 
 import copy
+import gc
 import itertools
 import math
+import multiprocessing
 import sys
+import textwrap
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -30,14 +34,17 @@ from torch.utils.data import (
 )
 
 from bu_torch.internal.inputs import check_integer, check_seed
-from bu_torch.internal.replica import preserved_random_state, seeded
-from bu_torch.samples.batches import InputKey, Keys, concatenate, described, holds_arrays, split_batch, with_batches
+from bu_torch.internal.replica import preserved_random_state, seeded, start_from
 from bu_torch.samples.samples import (
+    InputKey,
+    Keys,
     Samples,
     UnreadableError,
     choose_among,
+    concatenate,
     known_labels,
     samples_of,
+    split_batch,
     stratified_rows,
     without_ignored,
 )
@@ -48,6 +55,8 @@ WITHOUT_READING = "Pass `perturbation=None`."
 _FEW = 8
 _MOST_INDICES = 100_000_000  # of a sampler without an end
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
+_PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
+_Result = TypeVar("_Result")
 
 
 def read_samples(
@@ -89,7 +98,12 @@ def read_samples(
                 dataset.setup("fit")
             dataset = dataset.train_dataloader()
     try:
-        if holds_arrays(dataset):
+        # A dict or a tuple holds all inputs and all labels as arrays, or else single samples.
+        are_all = isinstance(dataset, Mapping)
+        if isinstance(dataset, tuple | list) and len(dataset) > 0:
+            is_pair = len(dataset) == 2 and hasattr(dataset[0], "__len__")
+            are_all = is_pair or all(isinstance(part, Tensor | np.ndarray) for part in dataset)
+        if are_all:
             return choose_among(*split_batch(dataset, keys), n_wanted, seed)
         is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not is_sequence and not isinstance(dataset, DataLoader | IterableDataset):
@@ -239,7 +253,10 @@ class Reader(NamedTuple):
         Random numbers start from `seed`, so that calls repeat. In one call they move on from one reading to the next,
         also those of generators that the dataset holds, because one process reads all.
         """
-        loader, is_in_memory = self.loader, _is_in_memory(self.loader)
+        loader, whole = self.loader, self.loader.dataset
+        while type(whole) is Subset:
+            whole = whole.dataset
+        is_in_memory = type(whole) is TensorDataset and loader.collate_fn is default_collate
         size = READ_BATCH if is_in_memory and self.transform is None else loader.batch_size or READ_BATCH
         lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
         n_expected = n_times * len(indices)
@@ -259,14 +276,6 @@ class Reader(NamedTuple):
             are_same = (torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in inputs)
             return torch.equal(*labels) and not all(are_same)
         return False
-
-
-def _is_in_memory(loader: DataLoader[Any]) -> bool:
-    """Whether batches are rows of a `TensorDataset`, or of subsets of one."""
-    dataset: Any = loader.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) is TensorDataset and loader.collate_fn is default_collate
 
 
 def with_readings(samples: Samples, n_draws: int, perturbation: Any) -> tuple[Samples, Tensor | None]:
@@ -291,3 +300,86 @@ def with_readings(samples: Samples, n_draws: int, perturbation: Any) -> tuple[Sa
     if perturbation == "reading":
         raise ValueError(f"{ASKED_TO_READ}: {fault}. {WITHOUT_READING}")
     return samples, None
+
+
+class DatasetError(UnreadableError):
+    """A dataset, or the function that collates its samples, has raised."""
+
+
+def with_batches(
+    loader: DataLoader[Any], sampling: dict[str, Any], seed: int, use: Callable[[Iterator[Any]], _Result]
+) -> _Result:
+    """Give `use` a loader's batches, read in a worker, by another `sampling`: `DataLoader`'s sampler and batch size.
+
+    A copy is read where no worker may start, or where one fails and training has none.
+    """
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    # Other methods than "fork" need a main module that is guarded, and a daemonic process may start no other.
+    if not multiprocessing.current_process().daemon and (loader.num_workers or method == "fork"):
+        in_worker = {
+            "worker_init_fn": partial(_init_worker, loader.worker_init_fn, seed),
+            "num_workers": 1,
+            # The default context itself would be fixed by its first use, and a script could no longer choose another.
+            "multiprocessing_context": loader.multiprocessing_context or multiprocessing.get_context(method),
+            "timeout": 0 if loader.num_workers else _PATIENCE,
+        }
+        try:
+            with closing(_batches(loader.dataset, collate_fn=loader.collate_fn, **sampling, **in_worker)) as batches:
+                return use(batches)
+        except DatasetError:  # tensors on a GPU, connections, locks and threads do not work in a forked process
+            if loader.num_workers:
+                raise
+    with seeded(seed):
+        dataset, collate_fn = _copied(loader)
+        with closing(_batches(dataset, collate_fn=collate_fn, **sampling)) as batches:
+            return use(batches)
+
+
+def _batches(dataset: Any, **options: Any) -> Generator[Any]:
+    """Batches of a `DataLoader` with these options, whose worker ends with them."""
+    iterator: Any = None
+    try:
+        with torch.device("cpu"):  # another default device refuses the generator, and a forked worker
+            iterator = iter(DataLoader(dataset, generator=torch.Generator(), **options))
+        yield from iterator
+    except Exception as error:  # a user's class may raise anything
+        raise DatasetError(f"{type(dataset).__name__} cannot be read ({described(error)}).") from error
+    finally:
+        if hasattr(iterator, "_shutdown_workers"):  # at once, also if an error keeps the iterator alive
+            iterator._shutdown_workers()
+
+
+def _init_worker(worker_init_fn: Callable[[int], None] | None, seed: int, worker_id: int) -> None:
+    gc.freeze()  # never collect the parent's garbage: a finaliser may close or delete something
+    start_from(seed)  # draws are then those of a deep copy that the parent reads
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
+
+
+def _copied(loader: DataLoader[Any]) -> tuple[Any, Any]:
+    """Deep copies of dataset and collation, or the originals, with a warning, if they cannot be copied."""
+    dataset: Any = loader.dataset
+    parts = []
+    while hasattr(dataset, "__dict__"):
+        parts.append(vars(dataset))
+        dataset = getattr(dataset, "dataset", None)
+    # Read-only arrays, such as files mapped into memory, are shared.
+    arrays = [part for part in pytree.tree_leaves(parts) if isinstance(part, np.ndarray)]
+    both = loader.dataset, loader.collate_fn
+    try:
+        return copy.deepcopy(both, {id(array): array for array in arrays if not array.flags.writeable})
+    except Exception as error:  # a user's class may raise anything
+        warnings.warn(
+            f"{type(loader.dataset).__name__} cannot be copied ({described(error)}): reading it may move its random"
+            " generators, caches and open files, or use up a stream.",
+            stacklevel=2,
+        )
+        return both
+
+
+def described(error: Exception) -> str:
+    """Type and text of an exception, in one line, without the traceback that torch adds to a worker's."""
+    said = f"{type(error).__name__}: {error}"
+    if "Original Traceback" in said:
+        said = said.rstrip().splitlines()[-1]
+    return textwrap.shorten(said, 300, placeholder=" [...]").rstrip(".: ")

@@ -1,24 +1,32 @@
-"""Training samples as tensors, how much each weighs, the choice of some of them, and copies among them."""
+"""Training samples as tensors: from batches, how much each weighs, the choice of some of them, copies among them."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils import _pytree as pytree
 from torch.utils.data import Subset, TensorDataset
 
 from bu_torch.functional.checks import relative_weights
 from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
-from bu_torch.internal.network import Packing, as_inputs
+from bu_torch.internal.network import Packing, as_inputs, is_mask, names_taken, takes
+from bu_torch.internal.output import outline, progress
 
 # As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
+InputKey = str | int | Sequence[str | int] | None
 
 IGNORED = -100  # default `ignore_index` of torch's losses
+_LABELS = ("labels", "label", "targets", "target", "y")
+_PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 _BLOCK_ELEMENTS = 2**22  # compared at once
 _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
@@ -48,6 +56,146 @@ class UnreadableError(ValueError):
     """Samples cannot be read. The message names neither the argument nor the remedy: the caller adds both."""
 
 
+class Keys(NamedTuple):
+    """Keys or places of inputs and labels in a batch; without them, inputs are what the `network` has arguments for."""
+
+    inputs: InputKey = None
+    labels: str | int | None = None
+    network: Any = None
+
+
+def concatenate(
+    batches: Iterable[Any],
+    keys: Keys,
+    transform: Callable[[Any], Any] | None,
+    limit: int | None = None,
+    n_expected: int | None = None,
+) -> tuple[Any, Tensor]:
+    """Inputs and labels of all batches, up to `limit` samples; a bar shows how many of `n_expected` are read."""
+    n_left, n_skipped = sys.maxsize if limit is None else limit, 0
+    read: list[tuple[Any, Tensor]] = []
+    with progress("bu-torch reads", total=n_expected, unit=" samples") as move_on:
+        for batch in batches:
+            if batch is None:  # a training step may skip it
+                n_skipped += 1
+                continue
+            both = split_batch(batch if transform is None else transform(batch), keys)
+            if not len(both[1]):
+                continue
+            if transform is not None:  # it has moved them to the network's device
+                both = pytree.tree_map(Tensor.cpu, both)
+            # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
+            read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
+            n_left -= len(read[-1][1])
+            move_on(len(read[-1][1]))
+            if not n_left:
+                break
+    if n_skipped:
+        warnings.warn(f"{n_skipped} batches that are None are left out.", stacklevel=2)
+    if not read:
+        raise UnreadableError("there must be at least one sample, got none.")
+    return _joined(read)
+
+
+def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
+    spec = pytree.tree_structure(read[0])
+    if any(pytree.tree_structure(both) != spec for both in read):
+        raise UnreadableError("all batches must have the same inputs, got others in some.")
+    *columns, labels = map(list, zip(*map(pytree.tree_leaves, read), strict=True))
+    read.clear()
+    joined = [*of_one_length(columns), labels]
+    for tensors in joined:
+        shapes = sorted({tuple(tensor.shape[1:]) for tensor in tensors})
+        if len(shapes) > 1:
+            raise UnreadableError(f"all samples must have one shape, got {', '.join(map(str, shapes[:3]))}.{_PADDED}")
+    whole: tuple[Any, Tensor] = pytree.tree_unflatten(map(torch.cat, joined), spec)
+    return whole
+
+
+def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Pad rows to the longest, if each batch is padded to its own length and a mask marks the padding.
+
+    A column holds the tensors of one input from all batches, or the padded one of all. They are padded on the same side
+    as in the batches, with the value that these have where the mask is 0.
+    """
+    is_ragged = any(tensor.shape[1:] != column[0].shape[1:] for column in columns for tensor in column)
+    masks = next((column for column in columns if all(one.ndim == 2 and is_mask(one) for one in column)), None)
+    if not is_ragged or masks is None or len(columns) == 1:
+        return columns
+    side = "left" if any(bool((mask[:, 0] == 0).any()) for mask in masks) else "right"
+
+    def lengthened(column: list[Tensor]) -> list[Tensor]:
+        if [row.shape for row in column] != [mask.shape for mask in masks]:
+            return column
+        hidden = torch.cat([row[mask == 0] for row, mask in zip(column, masks, strict=True)])
+        value = float(hidden[0]) if len(hidden) else 0.0
+        rows = list(itertools.chain(*column))
+        return [pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)]
+
+    return [lengthened(column) for column in columns]
+
+
+def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
+    """Inputs and labels of a batch, dense tensors of one length; raises `UnreadableError` and `TypeError`."""
+    if not isinstance(batch, Mapping | tuple | list):
+        raise UnreadableError(f"batches must be pairs (inputs, labels), tuples or dicts, got {type(batch).__name__}.")
+    input_key, label_key = _guessed_keys(batch, keys) if isinstance(batch, Mapping) else _guessed_places(batch, keys)
+    if input_key is None or label_key is None:
+        raise UnreadableError(
+            f"a batch must be a pair (inputs, labels), got a {outline(batch)}: name inputs and labels by both"
+            " `input_key=`, which may be a list, and `label_key=`, keys or places."
+        )
+    is_one = isinstance(input_key, str) or not isinstance(input_key, Sequence)
+    input_keys: Any = [input_key] if is_one else input_key
+    places = [*input_keys, label_key]
+    if not isinstance(batch, Mapping):  # a command line gives places as strings
+        places = [int(place) if str(place).isdecimal() else place for place in places]
+    try:
+        *entries, labels = (batch[place] for place in places)
+    except (KeyError, IndexError, TypeError) as error:
+        raise UnreadableError(
+            f"`input_key={input_key!r}` and `label_key={label_key!r}` must be in a batch, which is a {outline(batch)}."
+        ) from error
+    several = dict(zip(input_keys, entries, strict=True)) if isinstance(batch, Mapping) else tuple(entries)
+    inputs, labels = as_inputs(entries[0] if is_one else several, "inputs"), as_tensor(labels, "labels")
+    shapes = [tuple(tensor.shape) for tensor in (*pytree.tree_leaves(inputs), labels)]
+    if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise UnreadableError(f"inputs and labels must be equally long, got {', '.join(map(str, shapes))}.")
+    return inputs, labels
+
+
+def _guessed_keys(batch: Mapping[Any, Any], keys: Keys) -> tuple[InputKey, str | int | None]:
+    """Keys of inputs and labels; missing ones are guessed from names and what the network takes, if it is known."""
+    input_key, label_key, network = keys
+    if network is None:
+        return input_key, label_key
+    if label_key is None:
+        guesses = [name for name in _LABELS if name in batch]
+        label_key = guesses[0] if len(guesses) == 1 else None
+    if input_key is None and label_key is not None:
+        others = [key for key, value in batch.items() if isinstance(value, Tensor) and key != label_key]
+        input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
+        if input_key is None and others and takes(network, batch):  # `forward` takes the dict itself
+            input_key = others
+    return input_key, label_key
+
+
+def _guessed_places(batch: Sequence[Any], keys: Keys) -> tuple[InputKey, str | int | None]:
+    """Places that are named, of a pair, or of what the network takes and then the only entry that may be labels."""
+    input_key, label_key, network = keys
+    if input_key is not None or label_key is not None:  # they go together
+        return input_key, label_key
+    if len(batch) == 2:
+        return 0, 1
+    if network is None or len(batch) < 2 or not all(isinstance(value, Tensor) for value in batch):
+        return None, None
+    may_be_labels = [value.ndim == 1 and not value.is_floating_point() for value in batch]
+    is_clear = not any(may_be_labels[:-1]) or not takes(network, *batch[:-2])
+    if may_be_labels[-1] and is_clear and takes(network, *batch[:-1]):
+        return range(len(batch) - 1), -1
+    return None, None
+
+
 def samples_of(inputs: Any, labels: Tensor) -> Samples:
     """Samples of inputs from `as_inputs` and labels."""
     packing = None if isinstance(inputs, Tensor) else Packing.of(inputs)
@@ -71,7 +219,7 @@ def subsample(samples: Samples, n_wanted: int, seed: int) -> Samples:
     n_samples = len(samples.inputs)
     if n_wanted >= n_samples:
         return samples
-    return samples.at(stratified_rows(n_samples, n_wanted, seed, _as_strata(samples.labels, n_samples)))
+    return samples.at(stratified_rows(n_samples, n_wanted, seed, samples.labels))
 
 
 def choose_among(inputs: Any, labels: Tensor, n_wanted: int, seed: int) -> Samples:
@@ -93,7 +241,7 @@ def without_ignored(samples: Samples) -> Samples:
 
 
 def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:
-    """Labels (N,) int64 that need no sample to be read, of a dataset or a `Subset` of it; None if there are none."""
+    """Labels (N, ...) that need no sample to be read, of a dataset or a `Subset` of it; None if there are none."""
     labels: Any
     try:
         if isinstance(dataset, Subset):
@@ -106,18 +254,10 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
             labels = dataset["label" if is_singular else label_key][:]
         else:
             labels = dataset.targets  # torchvision has them
-        labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
-        return _as_strata(torch.as_tensor(labels, device="cpu"), len(dataset))
+        known = as_tensor(labels, "labels").cpu()
+        return known if len(known) == len(dataset) else None
     except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
         return None
-
-
-def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:
-    """Labels as int64 (N,) to stratify by; None if samples do not have one whole number each."""
-    if labels.shape != (n_samples,) or labels.is_complex():
-        return None
-    whole = labels.long()
-    return whole if not labels.is_floating_point() or bool((whole == labels).all()) else None
 
 
 def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -219,13 +359,16 @@ def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
 def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None = None) -> Tensor:
     """Ascending rows (min(n_chosen, n_samples),) of a random subset, on the CPU.
 
-    With labels (n_samples,), integers, each class keeps its share, and at least one sample if there is room for all.
+    With labels (n_samples,), whole numbers, each class keeps its share, and at least one sample if there is room for
+    all. Other labels are no classes.
     """
     n_chosen = min(n_chosen, n_samples)
     order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed), device="cpu")
-    if labels is not None:
-        order = order[labels.cpu()[order].argsort(stable=True)]
-        is_first = torch.nn.functional.pad(labels.cpu()[order].diff() != 0, (1, 0), value=True)
+    values = None if labels is None or labels.is_complex() else labels.cpu().double()
+    if values is not None and values.shape == (n_samples,) and bool((values == values.round()).all()):
+        classes = values.long()
+        order = order[classes[order].argsort(stable=True)]
+        is_first = torch.nn.functional.pad(classes[order].diff() != 0, (1, 0), value=True)
         if int(is_first.sum()) > n_chosen:
             is_first[:] = False
         first, rest = order[is_first], order[~is_first]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bu_torch.internal.network import PackedNetwork, Packing, as_inputs, call, logits_of
-from bu_torch.samples.batches import of_one_length
+from bu_torch.samples.samples import of_one_length
 
 N = 6
 IDS = torch.arange(1, 1 + N * 4).reshape(N, 4)

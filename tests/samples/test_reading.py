@@ -24,9 +24,8 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import read_few, read_loader, read_samples
-from bu_torch.samples.samples import choose_among, stratified_rows, subsample, whole_samples
+from bu_torch.samples.samples import Keys, choose_among, stratified_rows, subsample, whole_samples
 
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
 BY_NAME = {"input_key": "image", "label_key": "target"}

@@ -17,14 +17,14 @@ from problems import Augmented, Made
 from readable import PAIRS, X, Y
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate, get_worker_info
 
-from bu_torch.samples import batches
+from bu_torch.samples import reading
 from bu_torch.samples.reading import read_loader, with_readings
-from bu_torch.samples.samples import subsample
+from bu_torch.samples.samples import Keys, subsample
 
 
 def read(dataset, n_wanted=sys.maxsize, num_workers=0, collate_fn=None, worker_init_fn=None, **options):
     made_by = {"num_workers": num_workers, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    return read_loader(DataLoader(dataset, 7, **made_by), n_wanted, keys=batches.Keys(), **options)
+    return read_loader(DataLoader(dataset, 7, **made_by), n_wanted, keys=Keys(), **options)
 
 
 class Draws:
@@ -119,7 +119,7 @@ def test_training_gets_the_same_batches_to_the_bit(kind, num_workers, request):
         loader = DataLoader(dataset, 7, collate_fn=Collate(), num_workers=num_workers, **order)
         first = list(loader)
         if is_read:
-            assert len(read_loader(loader, keys=batches.Keys(), looks_for_augmentation=True).inputs) > 50
+            assert len(read_loader(loader, keys=Keys(), looks_for_augmentation=True).inputs) > 50
         return [part for batch in [*first, *loader] for part in batch]
 
     assert all(map(torch.equal, epochs(False), epochs(True)))
@@ -171,7 +171,7 @@ class TestWithoutWorker:
                 os._exit(3) if fault == "dies" else lock.acquire()  # it is held while the worker begins
             return only_here(i)
 
-        monkeypatch.setattr(batches, "_PATIENCE", 0.5)
+        monkeypatch.setattr(reading, "_PATIENCE", 0.5)
         monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
         lock, dataset = threading.Lock(), Made(item)
         with lock:
@@ -238,8 +238,8 @@ def test_readings_are_those_of_the_samples_also_of_some_of_them():
     samples = read_random(shifted, 90)
     few = subsample(samples, 50, seed=0)
     first, further = read_again(few, 2)
-    for offset, reading in enumerate((first.inputs, *further)):
-        assert torch.equal(reading, X[few.rows] + offset)
+    for offset, inputs in enumerate((first.inputs, *further)):
+        assert torch.equal(inputs, X[few.rows] + offset)
     assert not shifted.seen  # nothing of the user's has moved
 
 
