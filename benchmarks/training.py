@@ -21,11 +21,10 @@ from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
 from bu_torch.run.history import accuracy_of_one_class
 from bu_torch.run.prepare import TrainingData, plan_check
-from bu_torch.run.reader import count_operations
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import WeightAverage
 from bu_torch.samples.reading import READ_BATCH, read_loader
-from bu_torch.samples.samples import choose_among, samples_of
+from bu_torch.samples.samples import Keys, choose_among, samples_of
 from bu_torch.signals.measuring import contributions_to
 from bu_torch.signals.metrics import METRICS
 
@@ -150,17 +149,14 @@ class Watched:
     ) -> None:
         inputs, labels = samples
         self.engine = Engine(Settings(averaging=None, seed=seed, **settings))
-        if isinstance(nets, Stack):
-            n_operations = nets.n_operations
-        else:
-            net = nets.net.eval()
-            n_operations = count_operations(net, lambda: net(inputs[:1]))
-        made = plan_check(self.engine.settings, samples_of(inputs, labels), n_operations)
+        whole, reader = samples_of(inputs, labels), self.engine.reader
+        n_operations = nets.n_operations if isinstance(nets, Stack) else reader.operations_of(nets.net, whole)
+        made = plan_check(self.engine.settings, whole, n_operations)
         if dataset is None:
             chosen = choose_among(inputs, labels, made.n_samples, seed=seed)
         else:
             loader = DataLoader(dataset(inputs, labels), READ_BATCH)
-            chosen = read_loader(loader, made.n_samples, seed=seed, looks_for_augmentation=True)
+            chosen = read_loader(loader, made.n_samples, keys=Keys(), seed=seed, looks_for_augmentation=True)
         self.engine.prepare(lambda: TrainingData(chosen, made, module), inputs.device)
         self.signals: Signals = self.engine.fitted.signals
         self.perturbed = self.signals.perturbed_inputs

@@ -39,7 +39,7 @@ from bu_torch.callbacks.trainer import (
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.output import printable, showing_progress
-from bu_torch.internal.replica import has_lazy_layers, seeded
+from bu_torch.internal.replica import has_lazy_layers, preserved_random_state
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results
 from bu_torch.run.history import describe_exception
@@ -217,9 +217,9 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                 self._watch = InputWatch(data.samples)
             return data
 
-        shows_progress = trainer.progress_bar_callback is not None
+        seed, shows_progress = engine.settings.seed, trainer.progress_bar_callback is not None
         # A `perturbation` draws the same in each preparation.
-        with seeded(engine.settings.seed), showing_progress(shows_progress), misconfigured_samples(self.source):
+        with preserved_random_state(seed), showing_progress(shows_progress), misconfigured_samples(self.source):
             engine.prepare(read_data, pl_module.device)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}

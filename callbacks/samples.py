@@ -25,7 +25,6 @@ from bu_torch.callbacks.trainer import (
     can_be_passed,
     misconfigured,
 )
-from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine
@@ -87,7 +86,8 @@ def training_data(
     else:
         loader, read = _reading(trainer, pl_module, source, settings)
         samples = read_few(read, loader)
-    n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, samples)
+    few = samples if can_be_passed(trainer, pl_module) else None
+    n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, few)
     if not _is_pair(reference):
         is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
         n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples
@@ -98,8 +98,7 @@ def training_data(
             more = math.ceil(n_wanted**2 / n_left)
             samples = _read_unmixed(loader, partial(read, n_wanted=more, stream_limit=limit))
     settings.refuse_too_few(len(samples.inputs), "it")
-    n_classes = 1 + int(as_labels(samples.labels, len(samples.inputs)).max())
-    class_weight = class_weights_of(pl_module, n_classes, engine.log) if settings.follows_loss else None
+    class_weight = class_weights_of(pl_module, samples.labels, settings, engine.log)
     return TrainingData(samples, plan_of(samples), _network_as_space(trainer, pl_module, engine), class_weight)
 
 

@@ -17,7 +17,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.internal.network import Packing, call, rows_at_once
+from bu_torch.internal.network import Packing
 from bu_torch.internal.output import log_nothing, printable
 from bu_torch.internal.replica import (
     gathered,
@@ -28,10 +28,9 @@ from bu_torch.internal.replica import (
 )
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
-from bu_torch.run.reader import NetworkReader, Processes, T, count_operations
+from bu_torch.run.reader import NetworkReader, Processes, T
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import named_weights, optimizers_in_training, with_names_of
-from bu_torch.samples.samples import Samples
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
 
@@ -111,23 +110,14 @@ class TrainerReader(NetworkReader):
         super().__init__(settings, packing)
         self.trainer = trainer
 
-    def logits_at(self, network: Any, inputs: Any) -> Tensor:
-        with self.trainer.precision_plugin.forward_context():
-            return super().logits_at(network, inputs)
-
-    def forward(self, network: Any, batch: Any) -> Any:
+    def logits_at(self, network: Any, inputs: Any, **_: Any) -> Tensor:
         trainer = self.trainer
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and network is trainer.lightning_module
-        forward: Any = trainer.model if is_wrapped else network
-        return call(forward, batch, signature_of=network)
-
-    def n_rows(self, inputs: Any) -> int:
-        of_training: int = getattr(self.trainer.train_dataloader, "batch_size", None) or 1
-        return min(rows_at_once(inputs), max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training))
-
-    def operations_of(self, model: Any, samples: Samples) -> int:
-        can_run = can_be_passed(self.trainer, model)
-        return super().operations_of(model, samples) if can_run else count_operations(model)
+        of_training: int = getattr(trainer.train_dataloader, "batch_size", None) or 1
+        most_rows = max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
+        with trainer.precision_plugin.forward_context():
+            wrapper = trainer.model if is_wrapped else None
+            return super().logits_at(network, inputs, wrapper=wrapper, most_rows=most_rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NetworkReader, (self.settings, self.packing)  # what holds a copy has no trainer

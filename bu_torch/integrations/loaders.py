@@ -6,7 +6,6 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.output import log_line
 from bu_torch.run.engine import BELOW_BASELINE, NOT_RESTORED
 from bu_torch.run.prepare import class_weights_of, plan_check
@@ -41,10 +40,9 @@ def make_stopper(
         samples = read(loader, plan_check(settings, first, n_operations).n_samples)
     except UnreadableError as error:
         raise ValueError(f"Training data: {error}") from error
-    if settings.follows_loss:
-        n_classes = 1 + int(as_labels(samples.labels, len(samples.labels)).max())
-        parts = nn.ModuleList(part for part in (network, loss) if isinstance(part, nn.Module))
-        options["class_weight"] = class_weights_of(parts, n_classes, log_line)
+    parts = nn.ModuleList(part for part in (network, loss) if isinstance(part, nn.Module))
+    if (weights := class_weights_of(parts, samples.labels, settings, log_line)) is not None:
+        options["class_weight"] = weights
     return BoundaryUncertaintyStopper(samples, samples.labels, folder=folder, **options)
 
 

@@ -112,11 +112,6 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
-def scikit_learn_seed(seed: Any) -> int:
-    """Seed for scikit-learn, which takes at most 32 bits."""
-    return check_seed(seed) % 2**32
-
-
 def check_two_classes(labels: Tensor) -> None:
     """Raise unless `labels` holds at least two different classes."""
     if bool((labels == labels[0]).all()):

@@ -153,6 +153,9 @@ def call(model: Callable[..., Any], tree: Any, signature_of: Any = None) -> Any:
 
     If the signature of the model, or that of another, does not allow that, it gets the dict or the tuple itself.
     """
+    if not callable(model):
+        remedy = "for a scikit-learn classifier pass its `decision_function`"
+        raise TypeError(f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: {remedy}.")
     function = signature_of or model
     if isinstance(tree, dict) and all(isinstance(name, str) for name in tree) and takes(function, **tree):
         return model(**tree)
@@ -171,7 +174,7 @@ def is_mask(tensor: Tensor) -> bool:
     return bool(((tensor == 0) | (tensor == 1)).all())
 
 
-_BATCH = 4096
+BATCH = 4096  # rows at once, at most
 _LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # 32 MB of float32 bound a batch of large inputs
 _BATCH_TOKENS = 2**15  # a network makes a vector of each
 _WARN = partial(warnings.warn, stacklevel=5)  # the warning names the caller's line
@@ -180,16 +183,14 @@ _SQUASHING = ("aten::sigmoid", "aten::sigmoid_", "aten::_softmax")
 
 
 def read_logits(
-    model: Callable[[Tensor], Any], inputs: Any, batch_size: int = _BATCH, *, check_finite: bool = True, name: str = ""
+    model: Callable[[Tensor], Any], inputs: Any, batch_size: int = BATCH, *, check_finite: bool = True, name: str = ""
 ) -> Tensor:
     """Logits (n, J) of a copy of any callable at `inputs` (n, ...), on the model's device and in its precision.
 
     With a `name` for it, probabilities become logits, and a warning says if they cannot be told from logits.
     """
-    check_callable(model)
-    n_rows = min(batch_size, rows_at_once(inputs))
     with evaluation_copy(model) as network:
-        outputs = partial(logits_in_batches, lambda batch: network(copy_to(network, batch)), inputs, n_rows)
+        outputs = partial(logits_in_batches, lambda batch: call(network, copy_to(network, batch)), inputs, batch_size)
         logits = OutputReader(name, _WARN).logits(outputs) if name else outputs()
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
@@ -197,16 +198,16 @@ def read_logits(
     return logits
 
 
-def rows_at_once(inputs: Any) -> int:
-    """Rows of a batch that a network gets at once: fewer if they are large."""
-    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
-    return min(_BATCH, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
-
-
 def logits_in_batches(
-    output_of: Callable[[Tensor], Any], inputs: Any, n_rows: int, name: str = "`model`", key: str | int | None = None
+    output_of: Callable[[Tensor], Any],
+    inputs: Any,
+    most_rows: int = BATCH,
+    name: str = "`model`",
+    key: str | int | None = None,
 ) -> Tensor:
-    """Logits (n, J) in the outputs for `inputs` (n, ...), `n_rows` at once; name and key as in `logits_of`."""
+    """Logits (n, J) in the outputs for `inputs` (n, ...), in batches; fewer rows at once if they are large."""
+    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
+    n_rows = min(most_rows, BATCH, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
     parts = [logits_of(output_of(batch), len(batch), name, key) for batch in inputs.split(n_rows)]
     columns = sorted({part.shape[1] for part in parts})
     if len(columns) > 1:
@@ -247,13 +248,6 @@ def entry_of(output: Any, key: str | int, name: str) -> Any:
             f"{name} must give an output with `output_key={key!r}`, got {outline(output)}."
             " `output_key=` names the logits in a tuple or a dict."
         ) from error
-
-
-def check_callable(model: object) -> None:
-    """Raise unless `model` can be called."""
-    if not callable(model):
-        remedy = "for a scikit-learn classifier pass its `decision_function`"
-        raise TypeError(f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: {remedy}.")
 
 
 class OutputReader:
@@ -328,12 +322,10 @@ def copy_to(model: object, inputs: Any) -> Any:
     weights: list[Tensor] = []  # a temperature may have another precision than the layers
     if isinstance(model, nn.Module) and not isinstance(model, PackedNetwork):
         weights = [one for one in model.parameters() if one.is_floating_point() and not is_lazy(one)]
-
-    def copied(part: Tensor) -> Tensor:
-        dtype = max(weights, key=Tensor.numel, default=part).dtype if part.is_floating_point() else part.dtype
-        return part.to(device_of(model, part), dtype, copy=True)
-
-    return pytree.tree_map(copied, inputs)
+    dtype = max(weights, key=Tensor.numel).dtype if weights else None
+    return pytree.tree_map(
+        lambda part: part.to(device_of(model, part), dtype if part.is_floating_point() else None, copy=True), inputs
+    )
 
 
 def device_of(model: object, inputs: Any) -> torch.device:

@@ -72,7 +72,7 @@ def showing_progress(shows_bars: bool) -> Iterator[None]:
 def progress(what: str, **options: Any) -> Iterator[Callable[[int], Any]]:
     """Give a function that moves a bar of tqdm's, shown after a few seconds of work within, if bars are shown."""
     if not _shows_bars.get():  # a disabled bar would start tqdm's thread, too
-        yield log_nothing
+        yield lambda _: None
         return
     with tqdm(desc=what, delay=_BAR_DELAY, leave=False, **options) as bar:
         yield bar.update

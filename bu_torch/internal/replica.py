@@ -18,8 +18,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bu_torch.internal.inputs import scikit_learn_seed
-
 _BACKENDS: Any = torch.backends  # mypy does not know its attributes
 _ROUNDING = (
     _BACKENDS.cudnn.conv,  # the default is TF32, with three digits
@@ -30,12 +28,14 @@ _ROUNDING = (
 
 
 @contextmanager
-def preserved_random_state() -> Iterator[None]:
-    """Put the global random states of torch, NumPy and Python back on leaving, also after an exception."""
+def preserved_random_state(seed: int | None = None) -> Iterator[None]:
+    """Put the global random states of torch, NumPy and Python back on leaving; with a `seed`, they start from it."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  (this is the user's)
     try:
         with torch.random.fork_rng(devices=devices):
+            if seed is not None:
+                start_from(seed)
             yield
     finally:
         random.setstate(python_state)
@@ -45,18 +45,10 @@ def preserved_random_state() -> Iterator[None]:
 def start_from(seed: int) -> None:
     """Let global random states start from `seed`."""
     random.seed(seed)
-    np.random.seed(scikit_learn_seed(seed))  # noqa: NPY002  (datasets use it)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  (datasets use it)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
         torch.cuda.manual_seed_all(seed)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Let global random states start from `seed`; put them back on leaving."""
-    with preserved_random_state():
-        start_from(seed)
-        yield
 
 
 @contextmanager
@@ -232,16 +224,13 @@ def replaced_in_place(model: nn.Module, values: Mapping[str, Any]) -> Iterator[d
     reshard(model)
     weights = every_tensor(model)
     own = {name: weights[name].detach().to(value.device, copy=True) for name, value in values.items()}
-
-    def fill(replacements: Mapping[str, Any]) -> None:
-        if values:
-            torch._foreach_copy_([local(weights[name]) for name in values], list(map(local, replacements.values())))
-
     try:
-        fill(values)
+        for name, value in values.items():
+            local(weights[name]).copy_(local(value))
         yield own
     finally:
-        fill(own)
+        for name, value in own.items():
+            local(weights[name]).copy_(local(value))
 
 
 def has_lazy_layers(module: nn.Module) -> bool:

@@ -13,7 +13,6 @@ from bu_torch.internal.inputs import (
     check_integer,
     check_number,
     check_seed,
-    scikit_learn_seed,
 )
 from bu_torch.papers.cells import CellSearch
 
@@ -204,7 +203,7 @@ def _radius_of_folds(design: Tensor, targets: Tensor, confidence: float, seed: i
 
     n_folds = min(_FOLDS, len(targets))
     tested = torch.zeros(n_folds, len(targets), dtype=torch.bool, device="cpu")
-    folds = KFold(n_folds, shuffle=True, random_state=scikit_learn_seed(seed))
+    folds = KFold(n_folds, shuffle=True, random_state=seed % 2**32)  # scikit-learn takes 32 bits
     for is_tested, (_, rows) in zip(tested, folds.split(targets), strict=True):
         is_tested[torch.from_numpy(rows)] = True
     errors = (_wrong(design, targets, ~tested) & tested).sum(dim=1) / tested.sum(dim=1)

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.score import top_two
 from bu_torch.internal.inputs import as_tensor, check_fitted, check_integer
-from bu_torch.internal.network import check_callable, copy_to
+from bu_torch.internal.network import copy_to
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.papers.anchors import AnchorEstimator, Anchors, Measure, class_uncertainty
@@ -88,7 +88,6 @@ class GradientAnchorUncertainty(AnchorEstimator):
     def _find_anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
         """Logits at the samples (N, J), and the anchors in order of their samples (section 4.4)."""
         check_fitted(self, "neighbors")
-        check_callable(model)
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
         predicted = logits.argmax(dim=1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.trust import TrustScore
-from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
+from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, check_seed
 from bu_torch.neighbors.graph import nearest_others
 from bu_torch.papers.continuum import as_real
 
@@ -138,7 +138,8 @@ def select_alpha(
     if bool(is_correct.all()):
         raise ValueError("`predictions` must hold at least one wrong prediction, got none.")
     scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in _ALPHAS]
-    folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=scikit_learn_seed(seed))
+    random_state = check_seed(seed) % 2**32  # scikit-learn takes 32 bits
+    folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=random_state)
     found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)
     for kept, held_out in folds.split(features.cpu(), labels.cpu()):
         fitted, scored = (torch.from_numpy(rows).to(features.device) for rows in (kept, held_out))

@@ -17,10 +17,9 @@ from bu_torch.internal.network import read_logits
 from bu_torch.internal.output import printable, whole_file
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, score_of
-from bu_torch.run.prepare import describe_ignored
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
-from bu_torch.samples.samples import Samples
+from bu_torch.samples.samples import LEFT_OUT, Samples
 from bu_torch.signals.measuring import Signals, fingerprint_of, fit_in_memory
 from bu_torch.signals.metrics import as_metric
 
@@ -209,8 +208,8 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
     if samples.packing is not None:
         raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")
     inputs, labels = signals.boundary.as_samples(samples.inputs, samples.labels, "dataset")
-    if line := describe_ignored(samples.n_ignored):
-        warnings.warn(line, stacklevel=3)
+    if samples.n_ignored:
+        warnings.warn(LEFT_OUT.format(samples.n_ignored), stacklevel=3)
     if not hasattr(signals, "prepared"):
         fit_in_memory(signals, inputs, labels, samples.weights)
     elif signals.prepared.fingerprint != fingerprint_of(signals.boundary, inputs, labels, samples.weights):

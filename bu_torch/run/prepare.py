@@ -21,10 +21,10 @@ from bu_torch.internal.network import PackedNetwork, Packing, copy_to
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import with_readings
-from bu_torch.samples.samples import IGNORED, ClassWeight, Samples, class_shares, rare_class, subsample
+from bu_torch.samples.samples import LEFT_OUT, ClassWeight, Samples, class_shares, rare_class, subsample
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals, fit_in_memory
-from bu_torch.signals.metrics import ACCURACY
+from bu_torch.signals.metrics import ACCURACY, as_metric
 from bu_torch.space.extractors import MixedFeatures
 
 _MOST_CLASSES_A_SAMPLE = 1 / 3
@@ -73,12 +73,6 @@ def plan_check(
     return Plan(min(n_samples, max(n_held // (1 + n_draws * (samples.reread is not None)), least)), n_draws)
 
 
-def describe_ignored(n_ignored: int) -> str:
-    """Warning about samples that are left out; "" if there are none."""
-    line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
-    return line if n_ignored else ""
-
-
 class Fitted(NamedTuple):
     """What only the first process has, which has prepared."""
 
@@ -119,8 +113,8 @@ def prepare_signals(
     samples, plan, module, class_weight = data
     plan = Plan(*resumed["plan"]) if resumed["plan"] else plan
     samples = subsample(samples, plan.n_samples, settings.seed)
-    if line := describe_ignored(samples.n_ignored):
-        warnings.warn(line, stacklevel=2)
+    if samples.n_ignored:
+        warnings.warn(LEFT_OUT.format(samples.n_ignored), stacklevel=2)
     samples, readings = with_readings(samples, plan.n_draws, settings.perturbation)
     _check_classes(samples)
     adapted, space = _settings_for(settings, samples, readings), resumed["space"]
@@ -139,7 +133,10 @@ def prepare_signals(
         if has_checks and uses_module and signals.boundary.feature_extractor is None and space is None:
             # A network that has learnt the labels would leak them into the choice.
             signals, uses_module = make_signals(None), False
-        inputs = samples.inputs.to(_faster_device(samples, settings, device))
+        inputs = samples.inputs
+        has_own_code = callable(settings.feature_extractor) or callable(settings.perturbation)
+        if samples.packing is None and inputs.ndim == 4 and not has_own_code and device.type != "mps":  # no float64
+            inputs = inputs.to(device)  # which is faster for images
         fit_in_memory(signals, inputs, samples.labels, samples.weights)
         name: Any = signals.boundary.space_name_
         space = name if uses_module and name in get_args(SpaceName) else None
@@ -229,15 +226,6 @@ def _check_classes(samples: Samples) -> None:
         )
 
 
-def _faster_device(samples: Samples, settings: Settings, device: torch.device) -> torch.device:
-    """Device on which preparation is faster: that of the checks for images, else that of the samples."""
-    is_image = samples.packing is None and samples.inputs.ndim == 4
-    has_own_code = callable(settings.feature_extractor) or callable(settings.perturbation)
-    if device.type == "mps" or has_own_code or not is_image:  # MPS has no float64
-        return samples.inputs.device
-    return device
-
-
 def _about(signals: Signals, samples: Samples) -> dict[str, Any]:
     present, shares = class_shares(signals.boundary.labels, samples.weights)
     skills = {name: round(skill, 4) for name, skill in signals.boundary.skills_.items()}
@@ -298,11 +286,17 @@ def _describe_doubt(signals: Signals) -> str:
     return ""
 
 
-def class_weights_of(module: nn.Module, n_classes: int, log: Callable[[str], None]) -> list[float] | None:
-    """The weight of each class in the losses of a module, None if they cannot tell; a line of the log says so."""
+def class_weights_of(
+    module: nn.Module, labels: Tensor, settings: Settings, log: Callable[[str], None]
+) -> list[float] | None:
+    """The weight of each class in the losses of a module, None if they cannot tell; a line of the log says so.
+
+    None with weights of the settings' own, or another metric than accuracy, in which each sample counts once.
+    """
+    n_classes = 1 + int(as_labels(labels, len(labels)).max())
     losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss)
     weights = [_weights_in(part, n_classes) for part in module.modules() if isinstance(part, losses)]
-    if not any(weights):
+    if settings.class_weight is not None or as_metric(settings.metric) != ACCURACY or not any(weights):
         return None
     first = weights[0]
     are_clear = all(weight == first for weight in weights) and len(first) >= n_classes

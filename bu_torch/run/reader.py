@@ -4,7 +4,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from bu_torch.internal.inputs import as_floats
-from bu_torch.internal.network import Packing, call, check_callable, copy_to, logits_in_batches, rows_at_once
+from bu_torch.internal.network import BATCH, Packing, call, copy_to, logits_in_batches
 from bu_torch.internal.replica import evaluation_copy
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.settings import Settings
@@ -90,24 +89,21 @@ class NetworkReader:
     def __init__(self, settings: Settings, packing: Packing | None = None) -> None:
         self.settings, self.packing = settings, packing
 
-    def logits_at(self, network: Any, inputs: Any) -> Tensor:
-        """Logits (n, J) at `inputs` (n, ...) of a network, a copy from `evaluation_copy`, which a pass may change."""
-        check_callable(network)
+    def logits_at(self, network: Any, inputs: Any, *, wrapper: Any = None, most_rows: int = BATCH) -> Tensor:
+        """Logits (n, J) at `inputs` (n, ...) of a network, a copy from `evaluation_copy`, which a pass may change.
 
-        def output_of(packed: Tensor) -> Any:
-            batch = packed if self.packing is None else self.packing.unpack(packed)
-            return self.forward(network, copy_to(network, batch))
-
-        logits = logits_in_batches(output_of, inputs, self.n_rows(inputs), self.name, self.settings.output_key)
+        A `wrapper` of the network is called in its place, if there is one.
+        """
+        called = network if wrapper is None else wrapper
+        unpack = (lambda batch: batch) if self.packing is None else self.packing.unpack
+        logits = logits_in_batches(
+            lambda batch: call(called, copy_to(network, unpack(batch)), signature_of=network),
+            inputs,
+            most_rows,
+            self.name,
+            self.settings.output_key,
+        )
         return logits.to(inputs.device)
-
-    def forward(self, network: Any, batch: Any) -> Any:
-        """Output for a batch of one tensor or several."""
-        return call(network, batch)
-
-    def n_rows(self, inputs: Any) -> int:
-        """Rows of a batch."""
-        return rows_at_once(inputs)
 
     def try_out(self, model: Any, inputs: Any, *, is_sharded: bool) -> Tensor:
         """Logits of a model at a few inputs, as a check will read them, before it trains."""
@@ -123,44 +119,39 @@ class NetworkReader:
                 f" and without gradient, and needs logits: {said}. {self.remedy}"
             ) from error
 
-    def operations_of(self, model: object, samples: Samples) -> int:
-        """Operations of a pass of one sample; 0 for a model that is no module."""
+    def operations_of(self, model: object, samples: Samples | None) -> int:
+        """Floating-point operations of a pass of one sample: at least two for each weight; 0 if `model` is no module.
+
+        A convolution uses each weight many times, an embedding only a few of its rows. A recurrent layer uses each
+        weight once a step of the sequence, and torch cannot count it on every device. Without samples, because the
+        model cannot be run, the weights alone are counted.
+        """
         if not isinstance(model, nn.Module):
             return 0
+        multiplied = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+        weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
+        of_weights = 2 * sum(weight.numel() for weight in weights.values() if not is_lazy(weight))
+        if samples is None:
+            return of_weights
         sample = samples.inputs[:1]
         if samples.reread is None and not keeps_integers(self.settings.perturbation):  # else they are not moved
             sample = as_floats(sample)
-        with evaluation_copy(model) as network:
-            return count_operations(network, partial(self.logits_at, network, sample))
+        counter, recurrent = FlopCounterMode(display=False), [0]
 
+        def count_steps(layer: nn.RNNBase, args: tuple[Any, ...], output: object) -> None:
+            inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
+            n_weights = sum(weight.numel() for weight in layer.parameters())
+            recurrent.append(2 * inputs.numel() // layer.input_size * n_weights)
 
-def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
-    """Count floating-point operations of a forward pass of one sample: at least two for each weight.
-
-    A convolution uses each weight many times, an embedding only a few of its rows. A recurrent layer uses each weight
-    once a step of the sequence, and torch cannot count it on every device. `forward` passes one sample through
-    `module`, whose layers get hooks, so it must be a copy.
-    """
-    multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
-    weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
-    of_weights = 2 * sum(weight.numel() for weight in weights.values() if not is_lazy(weight))
-    if forward is None:
-        return of_weights
-    counter, recurrent = FlopCounterMode(display=False), [0]
-
-    def count_steps(layer: nn.RNNBase, args: tuple[Any, ...], output: object) -> None:
-        inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
-        recurrent.append(2 * inputs.numel() // layer.input_size * sum(weight.numel() for weight in layer.parameters()))
-
-    try:
-        with ExitStack() as stack, warnings.catch_warnings(), counter:
-            warnings.simplefilter("ignore")  # the counter's hooks warn
-            for layer in (part for part in module.modules() if isinstance(part, nn.RNNBase)):
-                stack.enter_context(layer.register_forward_hook(count_steps))
-            # The counter does not see into a transformer's fused kernel, so the separate layers run instead.
-            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
-            forward()
-    except Exception:  # the user's code may raise anything; a check will raise it again
-        return of_weights
-    return max(of_weights, counter.get_total_flops(), sum(recurrent))
+        try:
+            with evaluation_copy(model) as network, ExitStack() as stack, warnings.catch_warnings(), counter:
+                warnings.simplefilter("ignore")  # the counter's hooks warn
+                for layer in (part for part in network.modules() if isinstance(part, nn.RNNBase)):
+                    stack.enter_context(layer.register_forward_hook(count_steps))
+                # The counter does not see into a transformer's fused kernel, so the separate layers run instead.
+                stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+                torch.backends.mha.set_fastpath_enabled(False)
+                self.logits_at(network, sample)
+        except Exception:  # the user's code may raise anything; a check will raise it again
+            return of_weights
+        return max(of_weights, counter.get_total_flops(), sum(recurrent))

@@ -68,11 +68,19 @@ class Record:
         """Begin a file in a folder with a header and the checks so far."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.path = _new_file(folder)
+            for version in itertools.count():
+                self.path = folder / (f"{_NAME}-v{version}.jsonl" if version else f"{_NAME}.jsonl")
+                with suppress(FileExistsError):
+                    self.path.touch(exist_ok=False)  # exclusively, so that no link is followed
+                    break
         except OSError as error:
             self._give_up(folder, error)
+        versions = {"python": platform.python_version()}
+        for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
+            with suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.write({"kind": "header", "format": FORMAT, "versions": package_versions(), "started": started, **header})
+        self.write({"kind": "header", "format": FORMAT, "versions": versions, "started": started, **header})
         for check in checks:
             self.write(check)
 
@@ -109,25 +117,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Mapping | list):  # weights by class
         return repr(value)
     return str(value) if isinstance(value, Path | ExpectedMetric) else type(value).__name__
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of the packages that a result depends on."""
-    versions = {"python": platform.python_version()}
-    for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
-
-
-def _new_file(folder: Path) -> Path:
-    """Create a file under a free name, exclusively, so that no link is followed."""
-    for version in itertools.count():
-        path = folder / (f"{_NAME}-v{version}.jsonl" if version else f"{_NAME}.jsonl")
-        with suppress(FileExistsError):
-            path.touch(exist_ok=False)
-            break
-    return path
 
 
 def as_tables(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -145,11 +145,6 @@ class Settings:
         is_of_metric = metric != ACCURACY and self.rule == DEFAULT_RULE
         return MetricRule(metric) if is_of_metric else as_rule(self.rule, metric)
 
-    @property
-    def follows_loss(self) -> bool:
-        """Whether classes weigh as in the loss of the network: each sample counts once in other metrics."""
-        return self.class_weight is None and as_metric(self.metric) == ACCURACY
-
     def refuse_too_few(self, n_samples: int, what: str) -> None:
         if n_samples < self.n_neighbors:
             raise ValueError(

@@ -43,7 +43,7 @@ class WeightAverage:
         self._averages: dict[str, Tensor] = {}
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> None:
-        """Add the weights of a check, unless they were added before a resume (`is_again`); waits for the device once.
+        """Add the weights of a check, unless they were added before a resume (`is_again`).
 
         If an averaged weight has become NaN or infinite, the average stays, and `values` are empty until the next
         check.
@@ -55,7 +55,11 @@ class WeightAverage:
             for name, weight in named_weights(module).items()
             if name in self._averages or weight.requires_grad or name.rpartition(".")[2] in _STATISTICS
         }
-        finite = _finite_names(weights)
+        # Finite in all processes; waits for the device once.
+        sums = [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for weight in weights.values()]
+        sums = [total.full_tensor() if is_sharded(total) else total for total in sums]
+        flags = torch.stack([total.to(sums[0].device) for total in sums]).isfinite().tolist() if sums else []
+        finite = [name for name, is_finite in zip(weights, flags, strict=True) if is_finite]
         if any(name in self._averages and name not in finite for name in weights):
             self.values = {}
             return
@@ -93,24 +97,16 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in loaded.items() if tensor.is_floating_point() or tensor.is_complex()}
 
 
-def _finite_names(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that are finite in all processes; waits for the device once."""
-    sums = [tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors.values()]
-    sums = [total.full_tensor() if is_sharded(total) else total for total in sums]
-    flags = torch.stack([total.to(sums[0].device) for total in sums]).isfinite().tolist() if sums else []
-    return [name for name, is_finite in zip(tensors, flags, strict=True) if is_finite]
-
-
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a `state_dict` on the CPU, with this process's shards."""
-    return {name: _copied(value) for name, value in state.items()}
-
-
-def _copied(value: Any) -> Any:
-    is_dense_or_sparse = isinstance(value, Tensor) and (is_plain(value) or value.layout != torch.strided)
-    if is_dense_or_sparse or is_sharded(value):
-        return value.detach().to("cpu", copy=True)
-    return copy.deepcopy(value)  # such as a lazy tensor, or one of a class of the user's
+    copies = {}
+    for name, value in state.items():
+        is_dense_or_sparse = isinstance(value, Tensor) and (is_plain(value) or value.layout != torch.strided)
+        if is_dense_or_sparse or is_sharded(value):
+            copies[name] = value.detach().to("cpu", copy=True)
+        else:  # such as a lazy tensor, or one of a class of the user's
+            copies[name] = copy.deepcopy(value)
+    return copies
 
 
 def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
@@ -123,8 +119,12 @@ def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
     before = copied(now)
     try:
         answer = module.load_state_dict(state, strict=False)  # None from some that are overridden
-        if missing := _changed_by_training(module, getattr(answer, "missing_keys", ())):
-            raise ValueError(f"they lack weights of the module: {shorten(', '.join(missing), _MOST_NAMES)}")
+        missing = getattr(answer, "missing_keys", ())
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        loaded = {id(parameters[name]) for name in parameters.keys() - set(missing)}  # one name of tied ones is enough
+        trained = {name for name, one in parameters.items() if one.requires_grad and id(one) not in loaded}
+        if lacking := [name for name in missing if name in trained]:
+            raise ValueError(f"they lack weights of the module: {shorten(', '.join(lacking), _MOST_NAMES)}")
         if unknown := [name for name in state if name not in now]:
             raise ValueError(f"the module has no place for {shorten(', '.join(unknown), _MOST_NAMES)}")
     except Exception:
@@ -151,26 +151,16 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
-def _changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of the names that are trainable parameters, but for tied ones of which another name is not among them."""
-    absent, parameters = set(names), dict(module.named_parameters(remove_duplicate=False))
-    loaded = {id(parameter) for name, parameter in parameters.items() if name not in absent}
-    trained = {name for name, weight in parameters.items() if weight.requires_grad and id(weight) not in loaded}
-    return [name for name in names if name in trained]
-
-
 def drop_saved(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Weights for a state in a checkpoint: None in place of those that are among the `saved` of the same file."""
-    return {name: None if _is_among(saved, name, value) else value for name, value in values.items()}
-
-
-def _is_among(saved: Mapping[str, Any], name: str, value: Any) -> bool:
-    other = saved.get(name)
-    if not (isinstance(other, Tensor) and is_plain(other) and isinstance(value, Tensor) and is_plain(value)):
-        return False
-    with suppress(NotImplementedError):  # of some types of 8 bits
-        return other.dtype == value.dtype and torch.equal(other.detach().cpu(), value)
-    return False
+    left = dict(values)
+    for name, value in values.items():
+        other: Any = saved.get(name)
+        are_plain = all(isinstance(one, Tensor) and is_plain(one) for one in (value, other))
+        with suppress(NotImplementedError):  # of some types of 8 bits
+            if are_plain and other.dtype == value.dtype and torch.equal(other.detach().cpu(), value):
+                left[name] = None
+    return left
 
 
 def fill_in(values: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from torch.utils.data import (
 )
 
 from bu_torch.internal.inputs import check_integer, check_seed
-from bu_torch.internal.replica import preserved_random_state, seeded, start_from
+from bu_torch.internal.replica import preserved_random_state, start_from
 from bu_torch.samples.samples import (
     InputKey,
     Keys,
@@ -143,7 +143,7 @@ def read_loader(
     Raises `UnreadableError` where `read_samples` raises ValueError.
     """
     reader = Reader(loader, seed, keys, transform)
-    with seeded(seed):
+    with preserved_random_state(seed):
         if isinstance(loader.dataset, IterableDataset):
             sampling = {"batch_size": loader.batch_size}
             read = reader.read_batches(sampling, limit=stream_limit, n_expected=stream_limit)
@@ -260,7 +260,7 @@ class Reader(NamedTuple):
         size = READ_BATCH if is_in_memory and self.transform is None else loader.batch_size or READ_BATCH
         lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
         n_expected = n_times * len(indices)
-        with seeded(self.seed):
+        with preserved_random_state(self.seed):
             if is_in_memory:  # indexing runs no code of the user's
                 batches = (list(loader.dataset[places]) for places in lists)
                 return concatenate(batches, self.keys, self.transform, n_expected=n_expected)
@@ -329,7 +329,7 @@ def with_batches(
         except DatasetError:  # tensors on a GPU, connections, locks and threads do not work in a forked process
             if loader.num_workers:
                 raise
-    with seeded(seed):
+    with preserved_random_state(seed):
         dataset, collate_fn = _copied(loader)
         with closing(_batches(dataset, collate_fn=collate_fn, **sampling)) as batches:
             return use(batches)

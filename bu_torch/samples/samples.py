@@ -25,6 +25,7 @@ ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 InputKey = str | int | Sequence[str | int] | None
 
 IGNORED = -100  # default `ignore_index` of torch's losses
+LEFT_OUT = f"{{}} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
 _LABELS = ("labels", "label", "targets", "target", "y")
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 _BLOCK_ELEMENTS = 2**22  # compared at once

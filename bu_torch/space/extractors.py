@@ -15,7 +15,6 @@ from bu_torch.internal.inputs import (
     check_flag,
     check_integer,
     check_seed,
-    scikit_learn_seed,
 )
 from bu_torch.internal.network import Packing, copy_to
 from bu_torch.internal.replica import evaluation_copy, full_precision
@@ -173,7 +172,8 @@ class TokenFeatures:
         if len(self._known) > n_axes:
             from sklearn.decomposition import TruncatedSVD
 
-            found = TruncatedSVD(n_axes, random_state=scikit_learn_seed(self.seed)).fit(self._weighted(flat))
+            random_state = self.seed % 2**32  # scikit-learn takes 32 bits
+            found = TruncatedSVD(n_axes, random_state=random_state).fit(self._weighted(flat))
             self._axes = torch.from_numpy(found.components_.T.copy()).double()
         return self
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.run.prepare import class_weights_of
+from bu_torch.run.settings import Settings
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -149,8 +150,9 @@ LOSSES = {  # their number of classes, and their weights
 @pytest.mark.parametrize("losses", LOSSES)
 def test_weights_of_loss_modules_count_if_they_agree(losses):
     modules, n_classes, expected = LOSSES[losses]
-    lines = []
-    assert class_weights_of(nn.ModuleList(modules), n_classes, lines.append) == expected
+    lines, labels = [], torch.arange(n_classes)
+    assert class_weights_of(nn.ModuleList(modules), labels, Settings(), lines.append) == expected
     assert "`class_weight=" in lines.pop()
-    assert class_weights_of(nn.ModuleList([CE(), BCE(), NLL(torch.full((3,), 2.0))]), 3, lines.append) is None
+    alike = nn.ModuleList([CE(), BCE(), NLL(2 * torch.ones(3))])
+    assert class_weights_of(alike, torch.arange(3), Settings(), lines.append) is None
     assert not lines
