@@ -9,11 +9,12 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.samples import (
+    WAY_OUT,
     InputWatch,
     Reference,
     Source,
     check_reference,
-    misconfigured_samples,
+    is_pair,
     training_data,
 )
 from bu_torch.callbacks.trainer import (
@@ -217,9 +218,17 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                 self._watch = InputWatch(data.samples)
             return data
 
-        seed, shows_progress = engine.settings.seed, trainer.progress_bar_callback is not None
-        # A `perturbation` draws the same in each preparation.
-        with preserved_random_state(seed), showing_progress(shows_progress), misconfigured_samples(self.source):
+        reference = self.source.reference
+        with (
+            preserved_random_state(engine.settings.seed),  # a `perturbation` draws the same in each preparation
+            showing_progress(trainer.progress_bar_callback is not None),
+            misconfigured(
+                TypeError,
+                ValueError,
+                before="Training data: " if reference is None else "`reference`: ",
+                after="" if is_pair(reference) else WAY_OUT,
+            ),
+        ):
             engine.prepare(read_data, pl_module.device)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}

@@ -4,7 +4,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
@@ -23,7 +23,6 @@ from bu_torch.callbacks.trainer import (
     Trainer,
     TrainerReader,
     can_be_passed,
-    misconfigured,
 )
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
@@ -36,7 +35,7 @@ from bu_torch.samples.samples import InputKey, Keys, Samples, UnreadableError, w
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-_WAY_OUT = "The training samples can also be passed as `reference=(inputs, labels)`."
+WAY_OUT = " The training samples can also be passed as `reference=(inputs, labels)`."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 # To tell whether training gets other inputs than were read.
@@ -55,13 +54,6 @@ class Source(NamedTuple):
     label_key: str | int | None = None
 
 
-def misconfigured_samples(source: Source) -> AbstractContextManager[None]:
-    """As `misconfigured`, with the name of the samples and a way out."""
-    name = "Training data" if source.reference is None else "`reference`"
-    after = "" if _is_pair(source.reference) else f" {_WAY_OUT}"
-    return misconfigured(TypeError, ValueError, before=f"{name}: ", after=after)
-
-
 def training_data(
     trainer: Trainer,
     pl_module: LightningModule,
@@ -74,21 +66,21 @@ def training_data(
     if trainer.fast_dev_run:
         most = max(_TRIAL_SAMPLES, settings.n_neighbors)
         settings = replace(settings, max_samples=min(settings.max_samples or most, most))
-    takes_all = settings.max_samples is None and _is_pair(reference)
+    takes_all = settings.max_samples is None and is_pair(reference)
     n_between = _samples_between_checks(trainer, every_n_train_steps)
 
     def plan_of(samples: Samples) -> Plan:
         n_visited = int(min(samples.n_training, n_between))
         return plan_check(settings, samples, n_operations, n_visited, samples.n_training if takes_all else None)
 
-    if _is_pair(reference):
+    if is_pair(reference):
         samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
     else:
         loader, read = _reading(trainer, pl_module, source, settings)
         samples = read_few(read, loader)
     few = samples if can_be_passed(trainer, pl_module) else None
     n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, few)
-    if not _is_pair(reference):
+    if not is_pair(reference):
         is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
         n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples
         n_held = max(MAX_BYTES // samples.inputs[:1].nbytes, settings.n_neighbors)
@@ -188,14 +180,15 @@ def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any]
     return transform
 
 
-def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
+def is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
+    """Whether it is inputs and labels."""
     return isinstance(value, tuple | list) and len(value) == 2
 
 
 def check_reference(value: Any) -> None:
     """Raise unless `value` is None, a pair, a loader, or a dataset, which may be anything with length and indices."""
     is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
-    if not (value is None or _is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
+    if not (value is None or is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
         raise TypeError(
             f"`reference` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
         )
@@ -217,8 +210,16 @@ class InputWatch:
             self._samples = [few] if samples.packing is None else pytree.tree_leaves(samples.packing.unpack(few))
 
     def attach(self, module: nn.Module) -> None:
-        """Add the hooks, unless a part of the module is compiled."""
-        if self._samples and not _is_compiled(module):
+        """Add the hooks, unless a part or a method of the module is compiled: they could change how that runs."""
+        if not self._samples:
+            return
+        marks = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod", "_torchdynamo_orig_callable")
+        is_compiled = any(
+            isinstance(part, torch.jit.ScriptModule) or any(getattr(value, mark, None) is not None for mark in marks)
+            for part in module.modules()
+            for value in (part, *vars(part).values(), *vars(type(part)).values())
+        )
+        if not is_compiled:
             self._module = module
             parts = module.modules()
             self._handles = [part.register_forward_pre_hook(self, with_kwargs=True, prepend=True) for part in parts]
@@ -255,23 +256,16 @@ class InputWatch:
         return InputWatch, ()  # copies of the module are not watched
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether a part or a method is compiled, so that hooks could change how the module runs."""
-    marks = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod", "_torchdynamo_orig_callable")
-    return any(
-        isinstance(part, torch.jit.ScriptModule) or any(getattr(value, mark, None) is not None for mark in marks)
-        for part in module.modules()
-        for value in (part, *vars(part).values(), *vars(type(part)).values())
-    )
-
-
 def _difference(expected: Tensor, got: Tensor) -> str:
     """Say how inputs differ in shape, mean or spread; "" if they do not, or if some rows of both are the same."""
     if expected.shape[1:] != got.shape[1:]:
         return f"inputs of shape {tuple(got.shape[1:])} instead of {tuple(expected.shape[1:])}"
     before, after = expected.double(), got.double()
     are_indices = not (expected.is_floating_point() or got.is_floating_point())  # they have no units
-    if are_indices or _share_rows(before.flatten(1)[:_MOST_ROWS], after.flatten(1)[:_MOST_ROWS]):
+    known, rows = before.flatten(1)[:_MOST_ROWS], after.flatten(1)[:_MOST_ROWS]
+    rows = rows[rows.amax(dim=1) > rows.amin(dim=1)] if rows.shape[1] > 1 else rows  # constant ones say little
+    reach = _CLOSE * float(known.std()) * math.sqrt(known.shape[1])
+    if are_indices or bool((torch.cdist(rows, known) <= reach).any()):
         return ""
     middle, mean = float(before.mean()), float(after.mean())
     spread, spread_now = float(before.std()), float(after.std())
@@ -282,10 +276,3 @@ def _difference(expected: Tensor, got: Tensor) -> str:
             f" {spread:.3g}"
         )
     return ""
-
-
-def _share_rows(first: Tensor, second: Tensor) -> bool:
-    """Whether both have a row in common that is not constant."""
-    rows = second[second.amax(dim=1) > second.amin(dim=1)] if second.shape[1] > 1 else second
-    reach = _CLOSE * float(first.std()) * math.sqrt(first.shape[1])
-    return bool((torch.cdist(rows, first) <= reach).any())

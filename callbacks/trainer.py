@@ -237,12 +237,6 @@ class FileKeeper(ModelCheckpoint):
         if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
             self.dirpath: Any = str(Path(folder).absolute())
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        self._write_best(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write_best(trainer)
-
     def set_outdated(self) -> None:
         """Have the kept check written when the hook comes; until then the file of the best before is not the best."""
         self._is_outdated, self._earlier = True, self.best_model_path or self._earlier
@@ -254,7 +248,7 @@ class FileKeeper(ModelCheckpoint):
         self.best_model_score = self.kth_value = self.current_score = score
         self.best_k_models = {} if score is None else {path: score}
 
-    def _write_best(self, trainer: Trainer) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Write the kept check in place of the best file before, unless that has been done."""
         kept = self.engine.history.kept
         if not self._is_outdated or kept is None:
@@ -275,6 +269,8 @@ class FileKeeper(ModelCheckpoint):
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, with"
                 f" its weights in memory.{stays}"
             )
+
+    on_train_batch_end = on_train_epoch_end
 
     def _save(self, trainer: Trainer, path: str) -> None:
         """Have Lightning write a file, for which averaged shards are in the module; delete the best file before."""

@@ -292,7 +292,7 @@ class Engine:
     @property
     def is_below_baseline(self) -> bool:
         """Whether no check is as good as the same prediction for all samples."""
-        metric, values = self.history.metric, map(self.history.value_of, self.history.compared)
+        metric, values = self.history.metric, map(self.history.value_of, self.history.counted)
         baseline = self.summary.get(f"one_class_{metric.name}")
         return baseline is not None and max(values, default=-math.inf) < metric.sign * baseline
 

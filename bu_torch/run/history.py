@@ -37,14 +37,9 @@ class History:
         self.reset()
 
     @property
-    def compared(self) -> list[Entry]:
-        """Checks since the last `reset`."""
-        return self.entries[self.n_not_compared :]
-
-    @property
     def counted(self) -> list[Entry]:
-        """Those of them that count for the patience or as best."""
-        return [entry for entry in self.compared if self._counts(entry)]
+        """Checks that count for the patience or as best: since the last `reset`, and not before `start_from_epoch`."""
+        return [entry for entry in self.entries[self.n_not_compared :] if self._counts(entry)]
 
     def _counts(self, entry: Entry) -> bool:
         return entry["epoch"] >= self.settings.start_from_epoch
@@ -80,9 +75,10 @@ class History:
         if self.is_last(entry["epoch"], entry.get("step")):
             was_kept = self.kept is self.entries.pop()
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
-            self._decide_anew()
+            self.decision = Decision()
+            self._decide(self.counted)
         self.entries.append(entry)
-        self._decide(entry)
+        self._decide([entry])
         if was_kept:
             self.kept = entry
         if not (self.settings.decides and self._counts(entry) and math.isfinite(score := entry[self.rule.name])):
@@ -91,12 +87,12 @@ class History:
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Reason to stop after the last check, made at this epoch and step; "" if there is none."""
-        decision, compared = self.decision, self.compared
+        decision = self.decision
         if not decision.should_stop:
             return ""
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {self.rule.title}"
-        if not math.isfinite(score := compared[-1][self.score_name]):
+        if not math.isfinite(score := self.entries[-1][self.score_name]):
             return f"{start} gave a score that is not finite ({score})."
         wait, min_delta = decision.wait, self.settings.min_delta
         by = f" by more than {min_delta:g}" if min_delta else ""
@@ -123,7 +119,7 @@ class History:
 
     def why_none_kept(self) -> str:
         """Reason why no epoch is kept."""
-        if not self.compared:
+        if self.n_not_compared == len(self.entries):
             return "no check counted" if self.entries else "no check was made"
         if not self.counted:
             return f"all checks were of epochs before `start_from_epoch={self.settings.start_from_epoch}`"
@@ -154,18 +150,16 @@ class History:
         if is_compared:
             self.n_not_compared = state["n_not_compared"]
             self.rule.load_state_dict(dict(state.get("rule", {})))
-            self._decide_anew()
+            self.decision = Decision()
+            self._decide(self.counted)
             self.kept = None if state["kept"] is None else self.entries[state["kept"]]
 
-    def _decide(self, entry: Entry) -> None:
-        if self.settings.decides and self._counts(entry):
+    def _decide(self, entries: Sequence[Entry]) -> None:
+        """Continue the decision by those of the checks that count."""
+        if self.settings.decides:
             patience, min_delta = self.settings.patience, self.settings.min_delta
-            self.decision = decide(self.decision, entry[self.rule.name], patience=patience, min_delta=min_delta)
-
-    def _decide_anew(self) -> None:
-        self.decision = Decision()
-        for entry in self.compared:
-            self._decide(entry)
+            for entry in filter(self._counts, entries):
+                self.decision = decide(self.decision, entry[self.rule.name], patience=patience, min_delta=min_delta)
 
 
 def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
