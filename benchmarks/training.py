@@ -160,7 +160,7 @@ class Watched:
         self.engine.prepare(lambda: TrainingData(chosen, made, module), inputs.device)
         self.signals: Signals = self.engine.fitted.signals
         self.perturbed = self.signals.perturbed_inputs
-        boundary, most = self.signals.boundary, self.signals.prepared.attainable
+        boundary, most = self.signals.boundary, self.signals.attainable
         self.about = {  # the same at each check
             "skill": self.signals.skill,
             "alone": accuracy_of_one_class(boundary.probabilities_of_present, len(boundary.labels), boundary.weights)[
@@ -169,7 +169,7 @@ class Watched:
             "n_measured": len(boundary.labels),
             **{f"most_{name}": float(value) for name, value in most._asdict().items()},
             **{
-                f"alone_{name}": metric.baseline(self.signals.prepared.counting_once(2))
+                f"alone_{name}": metric.baseline(self.signals.counting_once(2))
                 for name, metric in METRICS.items()
                 if metric.signal in self.signals.names
             },
@@ -188,7 +188,7 @@ class Watched:
         """Standard error of the gain in each metric that is measured, over its best value before."""
         found, measured = {}, self.engine.measured
         for metric in (one for one in METRICS.values() if one.signal in values and measured is not None):
-            each = contributions_to(metric, measured._inputs, measured.values)
+            each = contributions_to(metric, measured._outputs, measured.values)
             best, before = self.best_by_metric.get(metric.name, (-math.inf, each))
             found[f"{metric.signal}_error"] = float(mean_and_error(each - before, None)[1])
             if (value := metric.sign * values[metric.signal]) > best:

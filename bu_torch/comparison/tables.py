@@ -160,7 +160,7 @@ def compare(
 
     train, test = _split(table, seed, noise)
     n_classes, n_tested = len(table[1].unique()), len(test[1].unique())
-    if metric != ACCURACY and not metric.is_of_sharp and n_tested < n_classes:
+    if metric != ACCURACY and not metric.compares_probabilities and n_tested < n_classes:
         raise ValueError(f"the test half must have samples of all {n_classes} classes for {metric}, got {n_tested}.")
     scorer = _Scorer(metric, int(table[1].max()) + 1)
     quarter, fifth = (_hold_out(train, test, scorer, share, seed, n_epochs) for share in (0.25, 0.2))

@@ -104,13 +104,11 @@ class PerturbedEstimator:
         """Take what was found or saved, and draw the perturbed inputs, which follow from it and the seed."""
         self.labels, self.neighbors, self.nearest_distance = labels, neighbors, nearest_distance
         self.classes = PresentClasses(labels)
+        self.columns = self.classes.columns(labels)  # (N,) int64
+        # Of each perturbed sample, (n_draws * N,) float64.
+        self.repeated_weights = None if self.weights is None else self.weights.repeat(self.n_draws)
         in_space = neighbors, nearest_distance, self.space_name_
         self.perturbed = draws.draw_perturbed(inputs, self.perturbation, self.n_draws, self.seed, *in_space)
-
-    @property
-    def repeated_weights(self) -> Tensor | None:
-        """Weight of each perturbed sample, (n_draws * N,) float64; None if all count alike."""
-        return None if self.weights is None else self.weights.repeat(self.n_draws)
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -216,7 +214,7 @@ class BoundaryUncertainty(PerturbedEstimator):
         expected, chosen = self.fit_probabilities(inputs, labels, sample_weight)
         self.vote_skill, self.regression_skill = expected.skills_
         self.sharpness = expected.sharpness_
-        features = torch.cat([self.space.transform(block) for block in self.perturbed.blocks()])
+        features = torch.cat([self.space.transform(block) for block in self.perturbed.split()])
         # The network is read at another reading of the sample itself, where its own label would reward memorising it.
         left_out = chosen.features if isinstance(self.perturbation, draws.Readings) else None
         self.probabilities_of_present = expected.predict_proba(features, left_out)
@@ -234,8 +232,8 @@ class BoundaryUncertainty(PerturbedEstimator):
                 f" than {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
             )
         chosen = self.fit_neighbors(inputs, labels, sample_weight)
-        columns, expected = self.classes.columns(labels), LabelProbabilities(chosen.regression)
-        return expected.fit(chosen.features, columns, self.neighbors, self.weights), chosen
+        expected = LabelProbabilities(chosen.regression)
+        return expected.fit(chosen.features, self.columns, self.neighbors, self.weights), chosen
 
     def state(self) -> dict[str, Any]:
         """What was fitted, as plain data on the CPU, for `restore`."""
@@ -304,6 +302,6 @@ def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabe
     inputs, labels = estimator.as_samples(features, labels)
     expected, chosen = estimator.fit_probabilities(inputs, labels, None)
     probabilities = expected.predict_proba(chosen.features, chosen.features)
-    of_label = probabilities.gather(1, estimator.classes.columns(labels).unsqueeze(1)).squeeze(1)
+    of_label = probabilities.gather(1, estimator.columns.unsqueeze(1)).squeeze(1)
     rows = of_label.argsort(stable=True)
     return DoubtfulLabels(rows, of_label[rows], estimator.classes.classes[probabilities.argmax(dim=1)][rows])

@@ -5,13 +5,14 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.linalg import solve_triangular
 
 from bu_torch.functional import expected_accuracy
 from bu_torch.functional import probabilities as formulas
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.neighbors.graph import lloyd
 from bu_torch.samples.samples import copies, stratified_rows, weights_of
-from bu_torch.space.features import LabelMetric, common_standardization, standardize
+from bu_torch.space.features import LabelMetric, standardization, standardize
 
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them
 _PENALTIES = (30, 10, 3, 1, 0.3, 0.1, 3e-2, 1e-2, 3e-3, 1e-3)  # in units of the kernel's mean diagonal
@@ -97,8 +98,14 @@ class LabelRegression:
         weights = None if weights is None else weights_of(labels, None, weights[rows])
         # Least squares with weights is least squares of rows that are multiplied by their roots.
         root = points.new_ones(1, dtype=torch.float64) if weights is None else weights.sqrt().unsqueeze(1)
-        self._center, self._scale = common_standardization(points)
-        self._landmarks = self._spanning_points(standardize(points.double(), self._center, self._scale))  # (L, d)
+        self._center, self._scale = standardization(points, has_common_scale=True)
+        self._landmarks = standardize(points.double(), self._center, self._scale)  # (L, d)
+        if len(points) > self.n_landmarks:
+            order = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
+            single = self._landmarks.float()
+            started = single[order[: self.n_landmarks].to(points.device)]
+            self._landmarks = lloyd(single, started, _LLOYD_STEPS)[0].to(self._landmarks)
+        self._n_rows = max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape))  # of a block
         self._shares = formulas.shares_of(labels, weights)
         targets = (torch.nn.functional.one_hot(labels) - self._shares) * root
         # F'F is the landmarks' kernel times its mean diagonal, with a jitter, because landmarks may coincide. Points
@@ -110,7 +117,8 @@ class LabelRegression:
             if not bool(info):
                 break
         factor = triangle.T * unit
-        basis = torch.cat([_divided(self._kernel(block), factor) for block in self._blocks(points)]).mul_(root)
+        kernels = map(self._kernel, points.split(self._n_rows))
+        basis = torch.cat([solve_triangular(factor, one, upper=True, left=False) for one in kernels]).mul_(root)
         products, moments = basis.T @ basis, basis.T @ targets
         predicted = formulas.left_out_predictions(basis, products, targets, _PENALTIES)
         left_out = (formulas.as_probabilities(one / root + self._shares) for one in predicted)
@@ -120,7 +128,7 @@ class LabelRegression:
         # The hat matrix is K (A'A)^-1 K', with weighted rows; its entries are products of rows of K A^-1.
         inner = torch.linalg.cholesky(products + self.penalty_ * identity)
         self._factor = inner.T @ factor  # A (L, L)
-        self._coefficients = torch.linalg.solve_triangular(factor, torch.cholesky_solve(moments, inner), upper=True)
+        self._coefficients = solve_triangular(factor, torch.cholesky_solve(moments, inner), upper=True)
         return self
 
     def predict_proba(
@@ -137,14 +145,16 @@ class LabelRegression:
         # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
         start = 0
-        for block, into in zip(self._blocks(points), self._blocks(probabilities), strict=True):
+        for block, into in zip(points.split(self._n_rows), probabilities.split(self._n_rows), strict=True):
             kernel, rows = self._kernel(block), slice(start, start := start + len(block))
             predicted = kernel @ self._coefficients + self._shares
             if own is not None and labels is not None:
                 there = self._kernel(own[rows].to(points))
                 residual = torch.nn.functional.one_hot(labels[rows], len(self._shares)) - self._shares
                 residual = residual - there @ self._coefficients
-                at_point, at_sample = (_divided(one, self._factor) for one in (kernel, there))
+                at_point, at_sample = (
+                    solve_triangular(self._factor, one, upper=True, left=False) for one in (kernel, there)
+                )
                 weight = 1.0 if weights is None else weights[rows]
                 leverage = weight * at_sample.square().sum(dim=1)
                 pull = weight * (at_point * at_sample).sum(dim=1) / (1 - leverage)
@@ -161,25 +171,9 @@ class LabelRegression:
         points = as_flat_features(features, n_features=n_features)
         return points if self.metric is None else self.metric.transform(points)
 
-    def _spanning_points(self, points: Tensor) -> Tensor:
-        """Landmarks (L, d): all points (S, d), or centres of K-means, which start at random points."""
-        if len(points) <= self.n_landmarks:
-            return points
-        order = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed), device="cpu")
-        single = points.float()
-        return lloyd(single, single[order[: self.n_landmarks].to(points.device)], _LLOYD_STEPS)[0].to(points)
-
     def _kernel(self, points: Tensor) -> Tensor:
         """Kernel (S, L) of points (S, d) and landmarks."""
         return formulas.tangent_kernel(standardize(points.double(), self._center, self._scale), self._landmarks)
-
-    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
-        return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
-
-
-def _divided(rows: Tensor, factor: Tensor) -> Tensor:
-    """Rows (S, L) times the inverse of an upper triangular factor (L, L)."""
-    return torch.linalg.solve_triangular(factor, rows, upper=True, left=False)
 
 
 class LabelProbabilities:
@@ -221,15 +215,10 @@ class LabelProbabilities:
         votes, regression, targets, weights, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
         self.weight_ = float(formulas.mixing_weight(votes, regression, targets, weights))
         self.sharpness_ = formulas.best_sharpness(torch.lerp(votes, regression, self.weight_), targets, weights)
-        self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
-        self._labels = labels
-        return self
-
-    def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
-        """Find samples with copies, the shares of the copies' labels, without and with their own, and their weight."""
+        # The shares of the copies' labels, without and with the sample's own.
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
         counts = weights.new_zeros(self.votes.votes.shape)
-        for rows, others in copies(features, neighbors):
+        for rows, others in copies(as_flat_features(features).to(labels.device), neighbors):
             counts[rows, labels[others]] += weights[others]
         self._copied = copied = counts.sum(dim=1).nonzero().squeeze(1)
         of_others, own = formulas.as_probabilities(counts[copied]).float(), (copied, labels[copied])
@@ -242,6 +231,8 @@ class LabelProbabilities:
         by_regression = self.regression.left_out[torch.searchsorted(rows, judges)]
         mixture = torch.lerp(self.votes.left_out[judges], by_regression, self.weight_)
         self.copy_weight_ = float(formulas.mixing_weight(mixture, of_others[is_judge], labels[judges], weights[judges]))
+        self._labels = labels
+        return self
 
     def predict_proba(self, perturbed: Any, own: Any = None) -> Tensor:
         """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.

@@ -204,10 +204,13 @@ def choose_space(estimator: "PerturbedEstimator", inputs: Tensor, labels: Tensor
     name, skills, features = best_space(inputs, labels, candidates, weights, seed)
     may_be_better = name == "mixed" or (name == base and asked is None)
     trial, metric, points, space = None, None, features, candidates[name]
-    if estimator.learns_metric and (is_forced or may_be_better) and _is_worth_trying(features, labels):
+    (n_samples, n_features), learner = features.shape, LabelMetric(seed=seed)
+    n_operations = min(n_samples, learner.max_samples) * min(n_samples, learner.n_landmarks) * n_features
+    is_cheap = n_features <= _MOST_FEATURES and n_operations * len(labels.unique()) <= _MOST_OPERATIONS
+    if estimator.learns_metric and (is_forced or may_be_better) and n_samples >= _LEAST_SAMPLES and is_cheap:
         trial = MetricTrial.of(features, labels, weights, seed)
     if is_forced or (trial is not None and trial.prefers_metric and known is None):
-        metric = LabelMetric(seed=seed).fit(features, labels, weights)
+        metric = learner.fit(features, labels, weights)
         points = metric.transform(features)
         skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
         name = "metric"
@@ -215,14 +218,6 @@ def choose_space(estimator: "PerturbedEstimator", inputs: Tensor, labels: Tensor
     if trial is not None and (metric is not None or trial.regression_weight > 0):
         regression = MetricRegression(trial, metric, seed=seed)
     return ChosenSpace(name, space, metric, features, points, skills, regression)
-
-
-def _is_worth_trying(points: Tensor, labels: Tensor) -> bool:
-    """Whether there are enough samples for a metric, and it takes no more than some seconds to learn."""
-    metric = LabelMetric()
-    n_samples, n_landmarks = min(len(points), metric.max_samples), min(len(points), metric.n_landmarks)
-    n_operations = n_samples * n_landmarks * points.shape[1] * len(labels.unique())
-    return len(points) >= _LEAST_SAMPLES and points.shape[1] <= _MOST_FEATURES and n_operations <= _MOST_OPERATIONS
 
 
 def best_space(

@@ -10,7 +10,7 @@ from torch import Tensor
 from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.functional.score import trust_score
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_fitted, check_integer, check_number
-from bu_torch.neighbors.graph import nearest_of_groups
+from bu_torch.neighbors.graph import class_distances
 
 
 class TrustScore:
@@ -65,11 +65,8 @@ class TrustScore:
 
             kept_by = kept_by_density if self.filtering == "density" else kept_by_disagreement
             self.kept_ = kept_by(features, labels, self.alpha, self.n_neighbors)
-        kept = self.kept_.nonzero().squeeze(1)
-        kept = kept[labels[kept].argsort(stable=True)]  # class by class
-        self._members, self.class_sizes_ = features[kept], labels[kept].bincount(minlength=n_classes)
-        self._place = torch.full_like(labels, -1)  # of each sample among these
-        self._place[kept] = torch.arange(len(kept), device=features.device)
+        self._features, self._labels = features, torch.where(self.kept_, labels, -1)
+        self.class_sizes_ = labels[self.kept_].bincount(minlength=n_classes)
         present = labels.unique()
         if empty := present[self.class_sizes_[present] == 0].tolist():
             warnings.warn(
@@ -85,16 +82,15 @@ class TrustScore:
         It is inf for an empty class. `left_out` (n,), or (n, k) for k samples each, are rows of `fit`'s features that
         count as missing for a point (those it was made from, say); None for none.
         """
-        check_fitted(self, "_members")
-        features = as_flat_features(features, n_features=self._members.shape[1])
-        place = None
+        check_fitted(self, "_labels")
+        features = as_flat_features(features, n_features=self._features.shape[1])
         if left_out is not None:
             left_out = as_tensor(left_out, "left_out").cpu()
             left_out = left_out.unsqueeze(1) if left_out.ndim == 1 else left_out
-            check_tensor("left_out", left_out, (len(features), "k"), below=len(self._place))
-            place = self._place[left_out.long().to(self._place.device)].to(features.device)
-        groups = self._members.to(features).split(self.class_sizes_.tolist())
-        return nearest_of_groups(features, groups, place).to(features.dtype)
+            check_tensor("left_out", left_out, (len(features), "k"), below=len(self._labels))
+            left_out = left_out.long().to(features.device)
+        samples = self._features.to(features), self._labels.to(features.device), len(self.class_sizes_)
+        return class_distances(features, *samples, left_out).to(features.dtype)
 
     def score(self, features: Any, predictions: Any) -> Tensor:
         """Trust score of each prediction, (n,), in [0, inf]; above 1 the prediction is the nearest class.

@@ -67,11 +67,6 @@ def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
     return 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
 
 
-def largest_uncertainty(probabilities: Tensor) -> Tensor:
-    """Uncertainty (N,) between the two likeliest classes at each point, the most of any two."""
-    return uncertainty_between(probabilities, top_two(probabilities))
-
-
 def top_two(scores: Tensor) -> Tensor:
     """The two classes (N, 2) of largest score (N, J), J >= 2, largest first; ties go to the lower class."""
     first = scores.max(dim=1, keepdim=True).indices  # on a CPU twice as fast as `argmax` or `topk`
@@ -238,7 +233,7 @@ def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor |
     points by the uncertainty of their two likeliest classes, and runs between these; the trust of the nearest classes.
     """
     accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
-    local = largest_uncertainty(probabilities)
+    local = uncertainty_between(probabilities, top_two(probabilities))  # the most of any two classes
     kernel = boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
     trust = mean_trust_score(trust_score(class_distances, class_distances.argmin(dim=1)), weights)
     return Attainable(accuracy, uncertainty_along_boundary(probabilities, local, kernel), trust)

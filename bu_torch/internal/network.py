@@ -206,7 +206,7 @@ def logits_in_batches(
     key: str | int | None = None,
 ) -> Tensor:
     """Logits (n, J) in the outputs for `inputs` (n, ...), in batches; fewer rows at once if they are large."""
-    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
+    n_values = _BATCH_ELEMENTS if inputs.dtype.is_floating_point else _BATCH_TOKENS
     n_rows = min(most_rows, BATCH, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
     parts = [logits_of(output_of(batch), len(batch), name, key) for batch in inputs.split(n_rows)]
     columns = sorted({part.shape[1] for part in parts})

@@ -1,6 +1,6 @@
-"""Nearest neighbours: clusters of samples, distances from points to groups, and K-means."""
+"""Nearest neighbours: clusters of samples, distances from points to classes, and K-means."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -45,9 +45,9 @@ class NeighborGraph:
         if len(features) < self.n_neighbors:
             got = f"{len(features)}: pass a smaller `n_neighbors`"
             raise ValueError(f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {got}.")
-        distances, rows = nearest_others(features, self.n_neighbors - 1)
-        own = torch.arange(len(features), device=features.device).unsqueeze(1)
-        self.neighbors = torch.cat((own, rows), dim=1)
+        own = torch.arange(len(features), device=features.device)
+        distances, rows = nearest(features, features, self.n_neighbors - 1, exclude=own)
+        self.neighbors = torch.cat((own.unsqueeze(1), rows), dim=1)
         self.nearest_distance = first_positive(features, distances).to(features.dtype)
         return self
 
@@ -74,32 +74,37 @@ def first_positive(features: Tensor, distances: Tensor) -> Tensor:
     return positive
 
 
-def nearest_of_groups(points: Tensor, groups: Sequence[Tensor], left_out: Tensor | None = None) -> Tensor:
-    """Distance of points (n, d) to the nearest member of each of G groups, (n, G) float64, each column contiguous.
+def class_distances(
+    points: Tensor, samples: Tensor, labels: Tensor, n_classes: int, left_out: Tensor | None = None
+) -> Tensor:
+    """Distance of points (n, d) to the nearest sample of each class, (n, J) float64, each column contiguous.
 
-    The nearest member is found by |y|^2 - 2 x.y in float64, and its distance is that of the difference. Groups are
-    tensors (m, d), at least one of them not empty. `left_out` (n, k), int64, are members that a point must not find,
-    numbered through all groups, -1 for none; a group without members is infinitely far.
+    The nearest of the samples (m, d) is found by |y|^2 - 2 x.y in float64, and its distance is that of the difference.
+    A sample with the label -1 (m,) is of no class, and a class without samples is infinitely far. `left_out` (n, k),
+    int64, are samples that a point must not find.
     """
-    stacked = torch.cat(list(groups)).double()
-    centre = stacked.median(dim=0).values
-    parts = [(part, part.square().sum(dim=1)) for part in (stacked - centre).split([len(group) for group in groups])]
+    order = labels.argsort(stable=True)[int((labels < 0).sum()) :]
+    place = torch.full_like(labels, -1)  # of each sample, class by class
+    place[order] = torch.arange(len(order), device=labels.device)
+    members, sizes = samples[order].double(), labels[order].bincount(minlength=n_classes).tolist()
+    centre = members.median(dim=0).values
+    parts = [(part, part.square().sum(dim=1)) for part in (members - centre).split(sizes)]
     n_elements = _CACHED_ELEMENTS if points.is_cpu else _BLOCK_ELEMENTS
-    n_rows = max(_LEAST_ROWS, n_elements * sum(len(group) > 0 for group in groups) // len(stacked))
-    distances = torch.full((len(groups), len(points)), torch.inf, dtype=torch.float64, device=points.device)
+    n_rows = max(_LEAST_ROWS, n_elements * sum(size > 0 for size in sizes) // len(members))
+    distances = torch.full((n_classes, len(points)), torch.inf, dtype=torch.float64, device=points.device)
     for rows in torch.arange(len(points), device=points.device).split(n_rows):
         block, first = points[rows].double() - centre, 0
-        for (members, norms), into in zip(parts, distances, strict=True):
-            if not len(members):
+        for (part, norms), into in zip(parts, distances, strict=True):
+            if not len(part):
                 continue
-            squared = torch.addmm(norms, block, members.T, alpha=-2)
+            squared = torch.addmm(norms, block, part.T, alpha=-2)
             if left_out is not None:
-                place = left_out[rows] - first
-                is_here = (place >= 0) & (place < len(members))
-                squared[is_here.nonzero()[:, 0], place[is_here]] = torch.inf
+                column = place[left_out[rows]] - first
+                is_here = (column >= 0) & (column < len(part))
+                squared[is_here.nonzero()[:, 0], column[is_here]] = torch.inf
             least, best = squared.min(dim=1)
-            into[rows] = (members[best] - block).norm(dim=1).masked_fill_(least.isinf(), torch.inf)
-            first += len(members)
+            into[rows] = (part[best] - block).norm(dim=1).masked_fill_(least.isinf(), torch.inf)
+            first += len(part)
     return distances.T
 
 
@@ -127,9 +132,6 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
     centre = base.median(dim=0).values.double()
     scale = max(float((base.amax(dim=0) - centre).max()), float((centre - base.amin(dim=0)).max())) or 1.0
 
-    def as_searched(points: Tensor) -> Tensor:
-        return ((points.double() - centre) / scale).clamp_(-_FARTHEST, _FARTHEST).float()
-
     def rank(part: Tensor, candidates: Tensor) -> list[Tensor]:
         """Distances and rows of the k nearest candidates (q, c) to the queries of `part`; -1 is infinitely far."""
         blocks = []
@@ -144,26 +146,24 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
             blocks.append((exact[:, :k], some.gather(1, order[:, :k])))
         return [torch.cat(parts) for parts in zip(*blocks, strict=True)]
 
-    base32 = torch.cat([as_searched(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
+    base32, queries32 = (
+        torch.cat([((block.double() - centre) / scale).clamp_(-_FARTHEST, _FARTHEST).float() for block in blocks])
+        for blocks in (points.split(max(1, _BLOCK_ELEMENTS // base.shape[1])) for points in (base, queries))
+    )
     among_all = search = _search_of(base32)
     if base.is_cpu and len(base) * len(queries) > _EXACT_PAIRS:
         search = _search_of(base32, has_lists=True)
     own = torch.arange(len(queries), device=base.device)
     parts = []
     for part in own.split(max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))):
-        queries32 = as_searched(queries[part])
-        distances, rows = rank(part, search(queries32, n_candidates))
+        distances, rows = rank(part, search(queries32[part], n_candidates))
         is_short = distances[:, -1].isinf()
         if search is not among_all and bool(is_short.any()):  # lists that hold few
-            distances[is_short], rows[is_short] = rank(part[is_short], among_all(queries32[is_short], n_candidates))
+            left = part[is_short]
+            distances[is_short], rows[is_short] = rank(left, among_all(queries32[left], n_candidates))
         parts.append((distances, rows))
     distances, rows = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return distances, rows
-
-
-def nearest_others(points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest other points of each of N points (N, d), 1 <= k < N, as by `nearest`."""
-    return nearest(points, points, k, exclude=torch.arange(len(points), device=points.device))
 
 
 def _search_of(base32: Tensor, *, has_lists: bool = False) -> Callable[[Tensor, int], Tensor]:

@@ -176,7 +176,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     Takes the inputs x as `features` (n, d), finite, with Euclidean distances, and the number of other samples in a
     neighbourhood, >= 2 and < n. All else is as in `sigma_epsilon_of_residuals`.
     """
-    from bu_torch.neighbors.graph import nearest_others  # all else needs torch alone
+    from bu_torch.neighbors.graph import nearest  # all else needs torch alone
 
     z = _measurements(z)
     features = as_flat_features(features).to(z.device)
@@ -184,7 +184,8 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         raise ValueError(f"`features` must have one row per sample, {len(z)}, got {len(features)}.")
     if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
         raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
-    distances, rows = nearest_others(features, n_neighbors)
+    own = torch.arange(len(features), device=features.device)
+    distances, rows = nearest(features, features, n_neighbors, exclude=own)
     rows = torch.cat((torch.arange(len(z), device=z.device).unsqueeze(1), rows), dim=1)
     distances = torch.nn.functional.pad(distances, (1, 0))
     nearest_other, farthest = distances[:, 1:2], distances[:, -1:]

@@ -96,7 +96,7 @@ def likely_bayes_pairs(samples: PerturbedEstimator, points: Tensor) -> Tensor:
     present = samples.classes.classes
     if len(present) == 2:
         return present.expand(len(points), 2).contiguous()
-    prototypes = PrototypeClassifier(seed=samples.seed).fit(points, samples.classes.columns(samples.labels))
+    prototypes = PrototypeClassifier(seed=samples.seed).fit(points, samples.columns)
     return present[prototypes.top_pairs(points)]
 
 
@@ -116,8 +116,7 @@ class ProposalSignals:
     def __init__(self, samples: BoundaryUncertainty, points: Tensor) -> None:
         self._samples = samples
         self._pairs, self._pair_index = index_pairs(likely_bayes_pairs(samples, points))
-        columns = samples.classes.columns(samples.labels)
-        shares = functional.label_votes(columns, samples.neighbors, 0.0, weights=samples.weights)
+        shares = functional.label_votes(samples.columns, samples.neighbors, 0.0, weights=samples.weights)
         self._label_counts = cluster_counts(shares, samples.neighbors, samples.weights)
 
     def measure(self, logits: Tensor, own: Tensor) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.neighbors.graph import lloyd, nearest_of_groups
+from bu_torch.neighbors.graph import class_distances, lloyd
 from bu_torch.papers.parzen import top_pairs
 
 _MAX_SAMPLES = 10_000  # for K-means of one class
@@ -75,8 +75,9 @@ class PrototypeClassifier:
         """
         check_fitted(self, "n_prototypes_")
         features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
-        groups = [prototypes.to(features) for prototypes in self.prototypes_]
-        return nearest_of_groups(features, groups).to(features.dtype)
+        n_classes = len(self.prototypes_)
+        labels = torch.arange(n_classes).repeat_interleave(self.n_prototypes_.cpu()).to(features.device)
+        return class_distances(features, torch.cat(self.prototypes_).to(features), labels, n_classes).to(features.dtype)
 
     def top_pairs(self, features: Any) -> Tensor:
         """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.

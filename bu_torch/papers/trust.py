@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, check_seed
-from bu_torch.neighbors.graph import nearest_others
+from bu_torch.neighbors.graph import nearest
 from bu_torch.papers.continuum import as_real
 
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
@@ -27,7 +27,8 @@ def kept_by_density(features: Tensor, labels: Tensor, alpha: float, n_neighbors:
         if len(members) < n_neighbors:
             too_small.append(label)
         elif n_neighbors > 1:  # else every radius is 0
-            radius = nearest_others(features[members], n_neighbors - 1)[0][:, -1]
+            own = torch.arange(len(members), device=members.device)
+            radius = nearest(features[members], features[members], n_neighbors - 1, exclude=own)[0][:, -1]
             kept[members] = radius <= radius.sort().values[len(radius) - math.floor(alpha * len(radius)) - 1]
     if too_small:
         kept_all = f"Classes {too_small} have fewer than n_neighbors={n_neighbors} samples, which are all kept."
@@ -39,7 +40,8 @@ def kept_by_disagreement(features: Tensor, labels: Tensor, alpha: float, n_neigh
     """All but those with the largest share of other labels among their neighbours, then with the largest radius."""
     if len(features) <= n_neighbors:
         raise ValueError(f"`features` must hold more than n_neighbors={n_neighbors} samples, got {len(features)}.")
-    distances, rows = nearest_others(features, n_neighbors)
+    own = torch.arange(len(features), device=features.device)
+    distances, rows = nearest(features, features, n_neighbors, exclude=own)
     disagreement = (labels[rows] != labels.unsqueeze(1)).double().mean(dim=1)
     order = distances[:, -1].argsort(stable=True)
     order = order[disagreement[order].argsort(stable=True)]

@@ -204,9 +204,6 @@ class PerturbedInputs:
         own = torch.arange(len(self), device=self.device) % n_samples
         return torch.stack((own, *self._choices[:1]), dim=1)
 
-    def is_floating_point(self) -> bool:
-        return self.dtype.is_floating_point
-
     def rows(self, start: int, stop: int) -> Tensor:
         """Inputs from row `start` to row `stop`, without the latter."""
         if not self._choices:
@@ -215,13 +212,10 @@ class PerturbedInputs:
         own = torch.arange(start, start + len(target), device=self.device) % len(self.samples)
         return self._move(self.samples[own], self.samples[target], *how)
 
-    def split(self, n_rows: int) -> Iterator[Tensor]:
-        """Yield the inputs in batches of `n_rows`."""
+    def split(self, n_rows: int | None = None) -> Iterator[Tensor]:
+        """Yield the inputs in batches of `n_rows`, by default of about 64 MB."""
+        n_rows = n_rows or _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
         return (self.rows(start, start + n_rows) for start in range(0, len(self), n_rows))
-
-    def blocks(self) -> Iterator[Tensor]:
-        """Yield the inputs in batches of about 64 MB."""
-        return self.split(_BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH))
 
     def whole(self) -> Tensor:
         """All inputs in one tensor."""
@@ -272,7 +266,7 @@ def draw_perturbed(
     mean, scale = standardization(inputs.flatten(1))
     points = standardize(flat, mean, scale)
     # A metric of trace d keeps the mean length of a step in a random direction.
-    is_own_space = are_rows(inputs) if space == "metric" else space == "inputs" and not is_pooled(inputs)
+    is_own_space = space in ("inputs", "metric") if are_rows(inputs) else space == "inputs" and not is_pooled(inputs)
     distance = nearest_distance if is_own_space else distance_among(points, neighbors)
     # The step is added to the raw input, so a constant feature does not change by a bit.
     steps = (perturb(points, distance, generator, law=law) - points for _ in range(n_draws))

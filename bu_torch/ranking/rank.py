@@ -210,9 +210,9 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
     inputs, labels = signals.boundary.as_samples(samples.inputs, samples.labels, "dataset")
     if samples.n_ignored:
         warnings.warn(LEFT_OUT.format(samples.n_ignored), stacklevel=3)
-    if not hasattr(signals, "prepared"):
+    if not hasattr(signals, "fingerprint"):
         fit_in_memory(signals, inputs, labels, samples.weights)
-    elif signals.prepared.fingerprint != fingerprint_of(signals.boundary, inputs, labels, samples.weights):
+    elif signals.fingerprint != fingerprint_of(signals.boundary, inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 
 

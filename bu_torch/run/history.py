@@ -261,8 +261,8 @@ def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Conf
     name = repr(named[one_class]) if named and present[-1] < len(named) else f"class {one_class}"
     doubt = metric.doubt(len(present))
     if metric != ACCURACY:
-        baseline = metric.baseline(signals.prepared.counting_once(max(n_columns, boundary.classes.n_classes)))
-        doubt = doubt or ("" if metric.is_of_sharp else _describe_few(boundary.labels))
+        baseline = metric.baseline(signals.counting_once(max(n_columns, boundary.classes.n_classes)))
+        doubt = doubt or ("" if metric.compares_probabilities else _describe_few(boundary.labels))
     best = metric.sign * max(map(history.value_of, counted))
     blind = describe_blindness(best, baseline, name, (signals.vote_skill, signals.regression_skill), metric)
     line = f"{_VERDICT} blind. {blind}" if blind else _describe_threshold(kept, metric)

@@ -144,7 +144,7 @@ def prepare_signals(
     log(_describe_preparation(signals, samples), if_verbose=True)
     for line in filter(None, (signals.metric.prices, _describe_doubt(signals))):
         log(line)
-    fingerprint = signals.prepared.fingerprint
+    fingerprint = signals.fingerprint
     state = {"plan": tuple(plan), "samples": fingerprint, "prepared": saved, "space": space}
     is_comparable = not has_checks or known in (None, fingerprint)
     is_moved = not (samples.inputs.is_floating_point() or keeps_integers(adapted.perturbation))

@@ -3,20 +3,21 @@
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.checks import check_choice, check_tensor, mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
+from bu_torch.functional.probabilities import as_probabilities, scale_to_shares, shares_of
+from bu_torch.functional.score import Attainable, attainable, cost_of_memorising, top_two, uncertainty_between
 from bu_torch.internal.inputs import check_fitted
+from bu_torch.neighbors.graph import class_distances
 from bu_torch.perturbation.draws import Readings, are_rows, kind_of
 from bu_torch.samples.samples import copies, weights_of
-from bu_torch.signals.catalogue import SIGNALS, Measurement, Prepared, SignalInputs
+from bu_torch.signals.catalogue import SIGNALS, Measurement, NetworkOutputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
 
 _FORMAT = 19  # raise it if the tensors of a state change, or the way in which they are computed
@@ -37,14 +38,14 @@ class Signals:
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
-        prepared: All that does not depend on the network (`Prepared`).
+        attainable: Most that expected accuracy, boundary uncertainty and trust reach (`Attainable`).
         names: Names of the signals that are measured: those of `NAMES`, of `also` and of `metric`, and if the metric of
             two classes has a threshold, `"threshold"` and the expected value at it.
-        vote_skill, regression_skill: As of `boundary`; less than 0.01 is warned of.
+        vote_skill, regression_skill: As of `boundary`; less than 0.01 is warned of. `skill` is the larger of both.
     """
 
     NAMES = tuple(name for name, signal in SIGNALS.items() if signal.is_default)
-    prepared: Prepared
+    fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Signals:
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, self.metric.signal)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
         self._has_signals_of_papers = any(SIGNALS[name].formula is None for name in also)
+        self._of_papers: Any = None  # `ProposalSignals`
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
@@ -72,20 +74,20 @@ class Signals:
         points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
         sources = boundary.perturbed.sources(len(labels))
-        distances = TrustScore().fit(points, boundary.classes.columns(labels)).class_distances(perturbed, sources)
-        of_papers = None
+        distances = class_distances(perturbed, points, boundary.columns, len(boundary.classes), sources)
         if self._has_signals_of_papers:
             from bu_torch.papers.proposal2 import ProposalSignals
 
-            of_papers = ProposalSignals(boundary, points)
+            self._of_papers = ProposalSignals(boundary, points)
             boundary.perturbed = boundary.perturbed.followed_by(inputs)
-        return self._prepare(inputs, fingerprint_of(boundary, inputs, labels, sample_weight), distances, of_papers)
+        fingerprint = fingerprint_of(boundary, inputs, labels, sample_weight)
+        return self._prepare(inputs, fingerprint, distances.to(perturbed.dtype))
 
     def state(self) -> dict[str, Any]:
         """What `fit` computed, as plain data on the CPU, for the state of a run; `restore` takes it back."""
-        check_fitted(self, "prepared")
-        distances = self.prepared.distances[:, :-1].cpu()
-        return {"fingerprint": self.prepared.fingerprint, "left_out_distances": distances, **self.boundary.state()}
+        check_fitted(self, "fingerprint")
+        distances = self.distances[:, :-1].cpu()
+        return {"fingerprint": self.fingerprint, "left_out_distances": distances, **self.boundary.state()}
 
     def restore(self, state: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `state` gave in place of `fit(features, labels, sample_weight)`; perturbed inputs are drawn again.
@@ -102,25 +104,44 @@ class Signals:
         self.boundary.restore(state, inputs, labels, sample_weight)
         return self._prepare(inputs, fingerprint, state["left_out_distances"].to(inputs.device))
 
-    def _prepare(self, inputs: Tensor, fingerprint: str, distances: Tensor, of_papers: Any = None) -> Self:
+    def _prepare(self, inputs: Tensor, fingerprint: str, distances: Tensor) -> Self:
+        """Compute what checks read from distances (D * N, C) to each class, without samples a place is made from."""
         boundary = self.boundary
         warn_about_samples(boundary, inputs)
+        self.are_rows, self.fingerprint, self._counting_once = are_rows(inputs), fingerprint, {}
         # In column-major memory the nearest class is found in a third of the time.
-        padded = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
-        self.prepared = Prepared(boundary, padded, are_rows(inputs), fingerprint, of_papers)
+        self.distances = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
+        probabilities, weights = boundary.probabilities_of_present, boundary.repeated_weights
+        self.most_uncertainty = uncertainty_between(probabilities, top_two(probabilities))  # (D * N,) float64
+        self.attainable = attainable(probabilities, distances, weights)
+        # Of agreement with the labels beside expected accuracy, where samples' own labels are left out of that.
+        is_reading = isinstance(boundary.perturbation, Readings)
+        self.label_weight = float(cost_of_memorising(probabilities, weights)) / 2 if is_reading else 0.0
         self.vote_skill, self.regression_skill = boundary.vote_skill, boundary.regression_skill
+        self.skill = max(self.vote_skill, self.regression_skill)
         n_classes = boundary.classes.n_classes
         if self.metric != ACCURACY:
             # The network may have outputs that no label has.
-            check_metric(self.metric, self.prepared.counting_once(max(n_classes, self.metric.n_classes or 0)))
+            check_metric(self.metric, self.counting_once(max(n_classes, self.metric.n_classes or 0)))
         if self.metric.of_counts is not None and n_classes == 2:
             self.names = tuple(dict.fromkeys((*self.names, *self.metric.entries)))
         return self
 
-    @property
-    def skill(self) -> float:
-        """The larger of `vote_skill` and `regression_skill`."""
-        return max(self.vote_skill, self.regression_skill)
+    def counting_once(self, n_columns: int, *, is_sharpened: bool = False) -> Tensor:
+        """Label probabilities as metrics take them: each sample counts once, whatever its weight.
+
+        Shape (D * N, n_columns), at least the largest label + 1. Sharpened, they are as certain as left-out labels
+        allow.
+        """
+        boundary, sharpness = self.boundary, self.boundary.sharpness if is_sharpened else 1
+        if sharpness not in self._counting_once:
+            probabilities = boundary.probabilities_of_present
+            if sharpness != 1:
+                probabilities = as_probabilities(probabilities.double() ** sharpness)
+            if boundary.weights is not None:  # each class gets the mass of its samples
+                probabilities = scale_to_shares(probabilities, shares_of(boundary.columns, None))
+            self._counting_once[sharpness] = probabilities
+        return boundary.classes.expand(self._counting_once[sharpness], n_columns)
 
     @property
     def probabilities(self) -> Tensor:
@@ -144,7 +165,7 @@ class Signals:
         Returns:
             The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
         """
-        check_fitted(self, "prepared")
+        check_fitted(self, "fingerprint")
         n_samples, metric = len(self.boundary.labels), self.metric
         n_perturbed = self.boundary.n_draws * n_samples
         if before is not None:
@@ -153,58 +174,61 @@ class Signals:
             check_tensor("best", best, (n_samples,))
         logits = self.boundary.as_class_logits(logits)
         metric.check_columns(logits.shape[1])
-        inputs, own = SignalInputs(self.prepared, logits[:n_perturbed], before), logits[n_perturbed:]
+        outputs, own = NetworkOutputs(self, logits[:n_perturbed], before), logits[n_perturbed:]
         known = [SIGNALS[name] for name in self.names if name in SIGNALS]
-        values = {signal.name: signal.formula(inputs) for signal in known if signal.formula is not None}
+        values = {signal.name: signal.formula(outputs) for signal in known if signal.formula is not None}
         if metric.signal not in values:
-            values[metric.signal] = inputs.expected(metric)
+            values[metric.signal] = outputs.expected(metric)
         if THRESHOLD in self.names:
-            values |= _values_at_threshold(metric, inputs, values[metric.signal])
-        if self.prepared.of_papers is not None:
-            values |= self.prepared.of_papers.measure(inputs.logits, own)
-        is_finite = inputs.uncertainty.isfinite() & own.isfinite().all()
+            values |= _values_at_threshold(metric, outputs, values[metric.signal])
+        if self._of_papers is not None:
+            values |= self._of_papers.measure(outputs.logits, own)
+        is_finite = outputs.uncertainty.isfinite() & own.isfinite().all()
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
-        contributions, error = contributions_to(metric, inputs, values), torch.zeros_like(inputs.accuracy)
+        contributions, error = contributions_to(metric, outputs, values), torch.zeros_like(outputs.uncertainty)
         if best is not None and len(contributions):
             error = mean_and_error(contributions - best, self.boundary.weights if metric == ACCURACY else None)[1]
-        return Measurement(values, inputs.predictions, contributions, torch.where(is_finite, error, torch.nan), inputs)
+        error = torch.where(is_finite, error, torch.nan)
+        return Measurement(values, outputs.predictions, contributions, error, outputs)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
-        check_fitted(self, "prepared")
+        check_fitted(self, "fingerprint")
         self.boundary.to(device)
-        if self.prepared.of_papers is not None:
-            self.prepared.of_papers.to(device)
-        self.prepared = replace(self.prepared, distances=self.prepared.distances.to(device))
+        if self._of_papers is not None:
+            self._of_papers.to(device)
+        self.distances, self.most_uncertainty = self.distances.to(device), self.most_uncertainty.to(device)
+        self.attainable = Attainable(*(most.to(device) for most in self.attainable))
+        self._counting_once.clear()
         return self
 
 
-def _values_at_threshold(metric: ExpectedMetric, inputs: SignalInputs, value: Tensor) -> dict[str, Tensor]:
+def _values_at_threshold(metric: ExpectedMetric, outputs: NetworkOutputs, value: Tensor) -> dict[str, Tensor]:
     """Threshold of class 1 of two, and the metric there; NaN if the network has more outputs.
 
     Another threshold counts only if it gains more than two standard errors where it was not chosen.
     """
-    if metric.of_counts is None or inputs.logits.shape[1] > 2:
+    if metric.of_counts is None or outputs.logits.shape[1] > 2:
         return dict.fromkeys((THRESHOLD, metric.at_threshold), torch.full_like(value, torch.nan))
-    given = inputs.label_probabilities_for(metric), inputs.boundary.n_draws
-    threshold, best = best_threshold(metric.of_counts, inputs.logits, given[0])
-    crossed = decided_at(inputs.logits, left_out_thresholds(metric.of_counts, inputs.logits, *given))
-    after, before = (influence(metric.formula, logits, *given) for logits in (crossed, inputs.logits))
+    given = outputs.label_probabilities_for(metric), outputs.boundary.n_draws
+    threshold, best = best_threshold(metric.of_counts, outputs.logits, given[0])
+    crossed = decided_at(outputs.logits, left_out_thresholds(metric.of_counts, outputs.logits, *given))
+    after, before = (influence(metric.formula, logits, *given) for logits in (crossed, outputs.logits))
     gain = metric.sign * (metric.formula(crossed, given[0], None) - value)
     is_clear = gain > 2 * mean_and_error(after - before, None)[1]
     there = torch.where(is_clear, metric.sign * best, value)
     return {THRESHOLD: torch.where(is_clear, threshold, metric.threshold), metric.at_threshold: there}
 
 
-def contributions_to(metric: ExpectedMetric, inputs: SignalInputs, values: Mapping[str, Tensor]) -> Tensor:
+def contributions_to(metric: ExpectedMetric, outputs: NetworkOutputs, values: Mapping[str, Tensor]) -> Tensor:
     """Contribution of each of N samples to a metric, (N,); empty if unknown."""
-    n_draws = inputs.boundary.n_draws
+    n_draws = outputs.boundary.n_draws
     if metric == ACCURACY:
-        return inputs.likely.view(n_draws, -1).mean(dim=0)
+        return outputs.of_predicted.view(n_draws, -1).mean(dim=0)
     if metric.is_drawn:
-        return inputs.accuracy.new_empty(0)
-    logits = decided_at(inputs.logits, values[THRESHOLD]) if metric.is_at_threshold else inputs.logits
-    return influence(metric.formula, logits, inputs.label_probabilities_for(metric), n_draws)
+        return outputs.uncertainty.new_empty(0)
+    logits = decided_at(outputs.logits, values[THRESHOLD]) if metric.is_at_threshold else outputs.logits
+    return influence(metric.formula, logits, outputs.label_probabilities_for(metric), n_draws)
 
 
 def fit_in_memory(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:

@@ -31,7 +31,7 @@ class ExpectedMetric:
     is_larger_better: bool  # False for losses and costs
     # A scalar from logits and label probabilities (N, J), and weights (N,) or None.
     formula: Callable[[Tensor, Tensor, Tensor | None], Tensor] = field(compare=False)
-    is_of_sharp: bool = False  # it compares probabilities, and takes those as certain as left-out labels allow
+    compares_probabilities: bool = False  # it takes label probabilities as certain as left-out labels allow
     settings: Any = None  # what tells it from another one of this name, as plain data
     # Values, larger is better, from hits, false alarms, positives and negatives of two classes; None without threshold.
     of_counts: formulas.OfCounts | None = field(default=None, compare=False)
@@ -84,7 +84,7 @@ class ExpectedMetric:
 
     def doubt(self, n_classes: int) -> str:
         """Reason why its expected value says little with so many classes, in words; "" if it tells networks apart."""
-        if not self.is_of_sharp or n_classes < _MANY_CLASSES:
+        if not self.compares_probabilities or n_classes < _MANY_CLASSES:
             return ""
         return f"with {n_classes} classes, label probabilities are less certain than a good network"
 
@@ -120,8 +120,8 @@ METRICS = {
             "average_precision", "average precision", True, formulas.expected_average_precision, is_of_one=True
         ),
         ExpectedMetric("f1", "F1 score", True, formulas.expected_f1, of_counts=_f1, is_of_one=True),
-        ExpectedMetric("log_loss", "log loss", False, formulas.expected_log_loss, is_of_sharp=True),
-        ExpectedMetric("brier_score", "Brier score", False, formulas.expected_brier_score, is_of_sharp=True),
+        ExpectedMetric("log_loss", "log loss", False, formulas.expected_log_loss, compares_probabilities=True),
+        ExpectedMetric("brier_score", "Brier score", False, formulas.expected_brier_score, compares_probabilities=True),
     )
 }
 # Expected accuracy itself, in which samples count by their weights and those of their classes.

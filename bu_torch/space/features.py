@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.probabilities import left_out_predictions, shares_of
-from bu_torch.internal.inputs import as_flat_features, as_tensor, check_seed
+from bu_torch.internal.inputs import as_flat_features, as_floats, as_tensor, check_seed
 from bu_torch.internal.network import copy_to
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy, full_precision
 from bu_torch.samples.samples import stratified_rows, weights_of
@@ -86,7 +86,7 @@ class FeatureSpace:
             self._features.fit(inputs)
         flat = self.extract(inputs)
         # The first axes of texts hold most of the information, the last ones mostly noise.
-        self.mean_, self.scale_ = common_standardization(flat) if self.name == "tokens" else standardization(flat)
+        self.mean_, self.scale_ = standardization(flat, has_common_scale=self.name == "tokens")
         if isinstance(self._features, MixedFeatures):
             self.scale_ = self._features.common_scale(inputs, self.scale_)
         return standardize(flat, self.mean_, self.scale_)
@@ -100,7 +100,7 @@ class FeatureSpace:
         if self._features is not None:
             return self._features.transform(pooled(inputs) if self.name == "patches" else inputs)
         if self.feature_extractor is None:
-            return pooled(inputs).flatten(1)
+            return (pooled(inputs) if inputs.ndim == 4 else as_floats(inputs)).flatten(1)
         name = "feature_extractor(inputs)"  # in errors
         # A function holds its own reference to the module, so a copy cannot replace it.
         evaluated = nullcontext() if self.module is None else evaluated_in_place(self.module)
@@ -114,21 +114,19 @@ class FeatureSpace:
         return features
 
 
-def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
+def standardization(flat: Tensor, *, has_common_scale: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64; 1 for a constant feature.
+
+    A common scale, a scalar, is the root mean square deviation of all features, 1 if that is 0.
+    """
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
     mean = torch.stack([block.double().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
     squares = [(block.double() - mean).square().sum(dim=0) for block in blocks]
     scale = (torch.stack(squares).sum(dim=0) / len(flat)).sqrt()
-    return mean, torch.where((flat.amax(dim=0) == flat.amin(dim=0)) | (scale == 0), 1.0, scale)
-
-
-def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of each feature, (d,) float64, and a common scale, the root mean square deviation; 1 if that is 0."""
-    mean, deviations = standardization(flat)
-    varies = flat.amax(dim=0) > flat.amin(dim=0)
-    scale = (deviations * varies).square().mean().sqrt()
-    return mean, torch.where(scale > 0, scale, 1.0)
+    scale = torch.where(flat.amax(dim=0) == flat.amin(dim=0), 0.0, scale)
+    if has_common_scale:
+        scale = scale.square().mean().sqrt()
+    return mean, torch.where(scale == 0, 1.0, scale)
 
 
 def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from bu_torch import NeighborGraph
 from bu_torch.neighbors import graph as implementation
-from bu_torch.neighbors.graph import lloyd, nearest_of_groups
+from bu_torch.neighbors.graph import class_distances, lloyd
 
 
 def check_against_sorting(features, size, device="cpu"):
@@ -117,7 +117,8 @@ def test_distances_to_groups_are_those_of_all_differences(kind, device):
     if kind == "single precision":
         points[-1] = 1e20  # its square is none of float32
         points, groups = points.float(), [group.float() for group in groups]
-    found = nearest_of_groups(points.to(device), [group.to(device) for group in groups])
+    labels = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(group) for group in groups]))
+    found = class_distances(points.to(device), torch.cat(groups).to(device), labels.to(device), len(groups))
     assert found.dtype == torch.float64
     expected = [(points.double().unsqueeze(1) - group.double()).norm(dim=2).amin(dim=1) for group in groups]
     torch.testing.assert_close(found.cpu(), torch.stack(expected, dim=1), rtol=1e-7, atol=0)

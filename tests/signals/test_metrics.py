@@ -39,7 +39,7 @@ def test_a_metric_by_name_counts_each_sample_once_beside_the_other_signals(name,
     signals, logits = measured(name, labels, int(labels.max()) + 1, **options)
     values = signals.measure(logits).values
     probabilities = signals.probabilities.double()
-    if METRICS[name].is_of_sharp:
+    if METRICS[name].compares_probabilities:
         probabilities = probabilities**signals.boundary.sharpness
         probabilities /= probabilities.sum(dim=1, keepdim=True)
     if options:

@@ -48,7 +48,7 @@ def test_each_signal_is_a_mean_in_which_samples_count_by_their_weights(weights):
     samples, points = (boundary.space.transform(inputs) for inputs in (X, signals.perturbed_inputs))
     probabilities = LabelProbabilities().fit(samples, NOISY, boundary.neighbors, weights)
     np.testing.assert_allclose(signals.probabilities, probabilities.predict_proba(points), atol=1e-5)
-    distances = signals.prepared.distances[:, :-1]
+    distances = signals.distances[:, :-1]
     of_others = TrustScore().fit(samples, NOISY).class_distances(points, torch.arange(120).repeat(3))
     torch.testing.assert_close(distances, of_others)
     counted = {"weights": None if weights is None else weights.repeat(3)}
