@@ -75,9 +75,9 @@ class PrototypeClassifier:
         """
         check_fitted(self, "n_prototypes_")
         features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
-        n_classes = len(self.prototypes_)
-        labels = torch.arange(n_classes).repeat_interleave(self.n_prototypes_.cpu()).to(features.device)
-        return class_distances(features, torch.cat(self.prototypes_).to(features), labels, n_classes).to(features.dtype)
+        prototypes, labels = torch.cat(self.prototypes_).to(features), torch.repeat_interleave(self.n_prototypes_)
+        found = class_distances(features, prototypes, labels.to(features.device), len(self.prototypes_))
+        return found.to(features.dtype)
 
     def top_pairs(self, features: Any) -> Tensor:
         """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.

@@ -41,10 +41,11 @@ def by_scikit_learn(name, logits, probabilities, weights):
         return sklearn_metrics.balanced_accuracy_score(labels, predicted, **counted)
     if name == "f1":
         return sklearn_metrics.f1_score(labels, predicted, average="binary" if j == 2 else "macro", **counted)
-    area = {"auroc": sklearn_metrics.roc_auc_score, "average_precision": sklearn_metrics.average_precision_score}[name]
+    areas = {"auroc": sklearn_metrics.roc_auc_score, "average_precision": sklearn_metrics.average_precision_score}
+    assert name in areas, f"by_scikit_learn has no reference for {name}"
     if j == 2:
-        return area(labels, (rows[:, 1] - rows[:, 0]).numpy(), **counted)
-    return np.mean([area(labels == k, likely[:, k].astype(np.float32), **counted) for k in range(j)])
+        return areas[name](labels, (rows[:, 1] - rows[:, 0]).numpy(), **counted)
+    return np.mean([areas[name](labels == k, likely[:, k].astype(np.float32), **counted) for k in range(j)])
 
 
 def found(name, logits, probabilities, weights=None):

@@ -104,8 +104,8 @@ class TestLists:
 
 
 @pytest.mark.parametrize("kind", ["near", "far from the origin", "a group far away", "single precision"])
-def test_distances_to_groups_are_those_of_all_differences(kind, device):
-    """To groups of other sizes than the blocks; some points are copies of members, or nearly so."""
+def test_distances_to_classes_are_those_of_all_differences(kind, device):
+    """To classes of other sizes than the blocks; some points are copies of members, or nearly so."""
     generator = torch.Generator().manual_seed(0)
     offset = 1e4 if kind == "far from the origin" else 0.0
     groups = [offset + torch.randn(size, 5, generator=generator, dtype=torch.float64) for size in (700, 1, 40, 600)]
@@ -117,9 +117,8 @@ def test_distances_to_groups_are_those_of_all_differences(kind, device):
     if kind == "single precision":
         points[-1] = 1e20  # its square is none of float32
         points, groups = points.float(), [group.float() for group in groups]
-    labels = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(group) for group in groups]))
+    labels = torch.repeat_interleave(torch.tensor([len(group) for group in groups]))
     found = class_distances(points.to(device), torch.cat(groups).to(device), labels.to(device), len(groups))
-    assert found.dtype == torch.float64
     expected = [(points.double().unsqueeze(1) - group.double()).norm(dim=2).amin(dim=1) for group in groups]
     torch.testing.assert_close(found.cpu(), torch.stack(expected, dim=1), rtol=1e-7, atol=0)
 

@@ -156,9 +156,8 @@ def test_batches_of_any_size_equal_the_whole_and_samples_follow_where_pairs_are_
     perturbed = fitted(inputs, perturbation).perturbed
     whole = perturbed.whole()
     assert (len(perturbed), perturbed.shape, perturbed.dtype) == (len(whole), whole.shape, whole.dtype)
-    for size in (1, 7, 64, 1000):
+    for size in (1, 7, 64, 1000, None):
         assert torch.equal(torch.cat(list(perturbed.split(size))), whole)
-    assert torch.equal(torch.cat(list(perturbed.split())), whole)
     with_samples = fitted(inputs, perturbation, pairs_at="sample").perturbed.whole()
     assert torch.equal(with_samples, torch.cat((whole, inputs.to(whole.dtype))))
 
