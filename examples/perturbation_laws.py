@@ -39,7 +39,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from bu_torch import BoundaryUncertainty, ParzenUncertainty, functional
-from bu_torch.functional.checks import index_pairs, sum_by_group
+from bu_torch.functional.checks import sum_by_group
 from bu_torch.papers.parzen import top_pairs
 
 matplotlib.use("Agg")
@@ -79,7 +79,7 @@ class Watched:
     def measure_draw(self, of_laws: Tensor) -> dict[str, float]:
         """The same of one draw, from logits (laws, N, J)."""
         values = {}
-        pairs, index = index_pairs(self.bayes_pairs)
+        pairs, index = torch.unique(self.bayes_pairs, dim=0, return_inverse=True)
         top_at_x = top_pairs(of_laws[-1])
         for law, logits in zip(LAWS, of_laws, strict=True):
             top = top_pairs(logits)

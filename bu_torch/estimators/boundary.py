@@ -19,7 +19,7 @@ from bu_torch.internal.inputs import (
     check_seed,
     check_two_classes,
 )
-from bu_torch.internal.network import read_logits, was_one_column
+from bu_torch.internal.network import read_logits, takes, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation import draws
 from bu_torch.samples.reading import ASKED_TO_READ, WITHOUT_READING
@@ -56,8 +56,11 @@ class PerturbedEstimator:
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, str):
             check_choice("feature_extractor", feature_extractor, (*get_args(SpaceName), "module"))
-        self.perturbation = draws.check_perturbation(perturbation)
-        self.feature_extractor = feature_extractor
+        if callable(perturbation) and not takes(perturbation, None, None, None):
+            raise TypeError("`perturbation` must take (inputs, nearest_distance, generator), got other arguments.")
+        if not (callable(perturbation) or isinstance(perturbation, draws.MixedMove | draws.Readings | None)):
+            check_choice("perturbation", perturbation, get_args(draws.PerturbationName))
+        self.feature_extractor, self.perturbation = feature_extractor, perturbation
         self.class_weight = check_class_weight(class_weight)
         extractor: Any = None if feature_extractor in ("module", "metric") else feature_extractor
         self.space = FeatureSpace(extractor, seed, module)

@@ -77,20 +77,18 @@ class MetricTrial(NamedTuple):
                 predicted = regression.predict_proba(space[held])
                 regressions[place, held, : predicted.shape[1]] = predicted
         one_hot = torch.nn.functional.one_hot(labels, n_classes)
-
-        def is_better(second: Tensor, first: Tensor, n_errors: float) -> bool:
-            distances = [(one - one_hot).double().square().sum(dim=1) for one in (first, second)]
-            gain, error = mean_and_error(distances[0] - distances[1], weights)
-            return bool(gain > n_errors * error)
-
         first, second = (best_candidate(zip(DECAYS, decays, strict=True), labels, weights)[1] for decays in votes)
         skills = skill(first, labels, weights), skill(second, labels, weights)
         of_space, of_metric = regressions
         weight = float(mixing_weight(of_space, of_metric, labels, weights))
-        if not is_better(torch.lerp(of_space, of_metric, weight), of_space, _REGRESSION):
-            weight = 0.0
-        found = skills, is_better(second, first, _NEIGHBORS), 1.0 if weight > _NEARLY_ALL else weight
-        return cls(labels, weights, (first, second), (of_space, of_metric), *found)
+        is_clear = []
+        compared = (first, second, _NEIGHBORS), (of_space, torch.lerp(of_space, of_metric, weight), _REGRESSION)
+        for *both, n_errors in compared:
+            squared = [(one - one_hot).double().square().sum(dim=1) for one in both]
+            gain, error = mean_and_error(squared[0] - squared[1], weights)
+            is_clear.append(bool(gain > n_errors * error))
+        weight = (1.0 if weight > _NEARLY_ALL else weight) if is_clear[1] else 0.0
+        return cls(labels, weights, (first, second), (of_space, of_metric), skills, is_clear[0], weight)
 
 
 class MetricRegression:
@@ -121,18 +119,14 @@ class MetricRegression:
             weights = None if sample_weight is None else sample_weight[rows]
             first, second = (regression.left_out[untaught] for regression in self.parts)
             self.weight_ = float(mixing_weight(first, second, labels[rows], weights))
-        self.left_out = self._mixed(lambda part: part.left_out)
+        self._used, left_out = used, [part.left_out for part in used]
+        self.left_out = left_out[0] if len(used) == 1 else torch.lerp(*left_out, self.weight_)
         return self
 
     def predict_proba(self, points: Tensor, *left_out: Tensor | None) -> Tensor:
         """As `LabelRegression.predict_proba`, at points (P, d) of the space; the metric has seen all samples."""
-        return self._mixed(lambda part: part.predict_proba(points, *left_out))
-
-    def _mixed(self, of_part: Callable[[LabelRegression], Tensor]) -> Tensor:
-        """Mix the results of both parts; one of weight 0 is not computed."""
-        if self.weight_ in (0, 1):
-            return of_part(self.parts[int(self.weight_)])
-        return torch.lerp(of_part(self.parts[0]), of_part(self.parts[1]), self.weight_)
+        predicted = [part.predict_proba(points, *left_out) for part in self._used]
+        return predicted[0] if len(predicted) == 1 else torch.lerp(*predicted, self.weight_)
 
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
         """As `LabelRegression.held_out`."""

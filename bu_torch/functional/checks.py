@@ -120,11 +120,3 @@ def sum_below(values: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     first = torch.where(is_new, places, 0).cummax(dim=0).values[:-1]
     after = torch.where(is_new, places, len(values)).flip(0).cummin(dim=0).values.flip(0)[1:]
     return order, total[first], total[after]
-
-
-def index_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs among the rows (N, 2), ascending (P, 2) int64, and the row of each among them (N,)."""
-    first, second = pairs.long().unbind(dim=1)
-    base = pairs.max().long() + 1  # first * base + second is one number for each pair
-    code, index = torch.unique(first * base + second, return_inverse=True)
-    return torch.stack((code // base, code % base), dim=1), index

@@ -14,7 +14,6 @@ from bu_torch.functional.checks import (
     as_logits,
     check_not_negative,
     check_tensor,
-    index_pairs,
     mean_of,
     relative_weights,
     sum_by_group,
@@ -29,7 +28,7 @@ class Clusters(NamedTuple):
     labels: Tensor  # (N,)
     neighbors: Tensor  # (N, M)
     weights: Tensor | None  # (N,) of mean 1
-    pairs: Tensor  # distinct likely Bayes pairs, (P, 2) int64, from `index_pairs`
+    pairs: Tensor  # distinct likely Bayes pairs, (P, 2) int64, ascending
     pair_index: Tensor  # the pair of each sample among them, (N,)
 
 
@@ -173,7 +172,8 @@ def _checked(
             if not bool((pairs[:, 0] < pairs[:, 1]).all()):
                 raise ValueError(f"`{name}` must hold two classes in ascending order in each row.")
     weights = relative_weights(weights, (n_samples,), logits.device)
-    return logits, Clusters(labels, neighbors, weights, *index_pairs(bayes_pairs))
+    distinct = torch.unique(bayes_pairs.long(), dim=0, return_inverse=True)
+    return logits, Clusters(labels, neighbors, weights, *distinct)
 
 
 def omission(

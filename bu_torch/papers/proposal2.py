@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty, PerturbedEstimator
-from bu_torch.functional.checks import check_choice, index_pairs
+from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.internal.network import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
@@ -68,7 +68,7 @@ class ParzenUncertainty(PerturbedEstimator):
         if self.pairs_at == "sample":
             self.perturbed = self.perturbed.followed_by(inputs)
         self.bayes_pairs = likely_bayes_pairs(self, points)
-        self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
+        self._pairs, self._pair_index = torch.unique(self.bayes_pairs, dim=0, return_inverse=True)
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits)
@@ -115,7 +115,8 @@ class ProposalSignals:
 
     def __init__(self, samples: BoundaryUncertainty, points: Tensor) -> None:
         self._samples = samples
-        self._pairs, self._pair_index = index_pairs(likely_bayes_pairs(samples, points))
+        bayes_pairs = likely_bayes_pairs(samples, points)
+        self._pairs, self._pair_index = torch.unique(bayes_pairs, dim=0, return_inverse=True)
         shares = functional.label_votes(samples.columns, samples.neighbors, 0.0, weights=samples.weights)
         self._label_counts = cluster_counts(shares, samples.neighbors, samples.weights)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_choice, check_tensor
 from bu_torch.internal.inputs import as_features, as_flat_features, as_floats, as_tensor, is_finite
-from bu_torch.internal.network import Packing, takes
+from bu_torch.internal.network import Packing
 from bu_torch.neighbors.graph import distance_among
 from bu_torch.space.extractors import as_tokens, is_pooled
 from bu_torch.space.features import standardization, standardize
@@ -152,15 +152,6 @@ class Readings:
 PerturbationName = Literal["random", "neighbors", "tokens", "reading", "uniform"]  # the last for the papers alone
 Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove | Readings
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
-
-
-def check_perturbation(perturbation: Any) -> Perturbation | None:
-    """Refuse what is no name, callable, None, or one of this module's classes."""
-    if callable(perturbation) and not takes(perturbation, None, None, None):
-        raise TypeError("`perturbation` must take (inputs, nearest_distance, generator), got other arguments.")
-    if not (callable(perturbation) or isinstance(perturbation, MixedMove | Readings | None)):
-        check_choice("perturbation", perturbation, get_args(PerturbationName))
-    return perturbation
 
 
 def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional import score as formulas
-from bu_torch.functional.checks import index_pairs, mean_of, sum_by_group
+from bu_torch.functional.checks import mean_of, sum_by_group
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 
 if TYPE_CHECKING:
@@ -195,13 +195,15 @@ def _mean_by_rank(local: Tensor, place: Tensor, weights: Tensor | None) -> list[
 
 def _meeting(outputs: NetworkOutputs) -> list[Meeting]:
     """Pairs of classes along the boundary whose uncertainty falls most below that of the two likeliest."""
-    pairs, group = index_pairs(outputs.top.sort(dim=1).values)
-    nearness = outputs.nearness
+    nearness, n_classes = outputs.nearness, outputs.logits.shape[1]
+    first, second = outputs.top.sort(dim=1).values.unbind(dim=1)
+    pairs, group = torch.unique(first * n_classes + second, return_inverse=True)  # one number for each pair
     lost = nearness * (outputs.signals.most_uncertainty - outputs.local_uncertainty)
     shares, losses = (sum_by_group(one, group, len(pairs)) / nearness.sum() for one in (nearness, lost))
     worst = losses.topk(min(_MOST_MEETINGS, len(losses))).indices
-    columns = (*pairs[worst].T.tolist(), shares[worst].tolist(), losses[worst].tolist())
-    return [Meeting(*row) for row in zip(*columns, strict=True) if row[-1] > _LEAST_LOSS]
+    columns = pairs[worst] // n_classes, pairs[worst] % n_classes, shares[worst], losses[worst]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [Meeting(*row) for row in rows if row[-1] > _LEAST_LOSS]
 
 
 def _doubtful(outputs: NetworkOutputs, n_doubtful: int) -> list[Doubtful]:
