@@ -120,13 +120,13 @@ class MetricRegression:
             first, second = (regression.left_out[untaught] for regression in self.parts)
             self.weight_ = float(mixing_weight(first, second, labels[rows], weights))
         self._used, left_out = used, [part.left_out for part in used]
-        self.left_out = left_out[0] if len(used) == 1 else torch.lerp(*left_out, self.weight_)
+        self.left_out = left_out[0].lerp(left_out[-1], self.weight_)  # of one part alone, its own
         return self
 
     def predict_proba(self, points: Tensor, *left_out: Tensor | None) -> Tensor:
         """As `LabelRegression.predict_proba`, at points (P, d) of the space; the metric has seen all samples."""
         predicted = [part.predict_proba(points, *left_out) for part in self._used]
-        return predicted[0] if len(predicted) == 1 else torch.lerp(*predicted, self.weight_)
+        return predicted[0].lerp(predicted[-1], self.weight_)
 
     def held_out(self, votes: LabelVotes, labels: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
         """As `LabelRegression.held_out`."""

@@ -46,6 +46,7 @@ class Signals:
 
     NAMES = tuple(name for name, signal in SIGNALS.items() if signal.is_default)
     fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
+    _counting_once: dict[float, Tensor]  # by sharpness
 
     def __init__(
         self,
