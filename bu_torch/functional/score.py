@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bu_torch.functional.checks import as_logits, check_not_negative, check_tensor, mean_of, relative_weights, sum_below
 
-HALF_WIDTH = 0.3  # the kernel ends at this share of the samples
+HALF_WIDTH = 0.3  # share of the samples that count as near the boundary
 _LEAST_LOG = 1e-6  # if the logarithm of the highest trust is smaller, distances differ by rounding alone
 _LEAST_UNCERTAINTY = 1e-6  # if the highest is smaller, all labels are certain
 
@@ -50,21 +50,16 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
     weights = relative_weights(weights, (len(logits),), logits.device)
     classes = top_two(logits)
-    kernel = boundary_weights(half_gap(logits, classes), weights)
-    return uncertainty_along_boundary(logits, uncertainty_between(probabilities, classes), kernel)
+    local = 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
+    return uncertainty_along_boundary(logits, local, boundary_weights(half_gap(logits, classes), weights))
 
 
 def predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tensor:
     """Probability of each prediction (N,) or (N, D) by probabilities (N, J), float64; 0 for classes >= J."""
     n_points, n_classes = probabilities.shape
     columns = predictions.long().reshape(n_points, -1)
-    likely = probabilities.gather(1, columns.clamp(max=n_classes - 1))
-    return torch.where(columns < n_classes, likely, 0.0).double().view(predictions.shape)
-
-
-def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """Local uncertainty u = 2 min(P_i, P_j) (N,), float64, of the classes (N, 2) by probabilities (N, C)."""
-    return 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
+    known = probabilities.gather(1, columns.clamp(max=n_classes - 1))
+    return torch.where(columns < n_classes, known, 0.0).double().view(predictions.shape)
 
 
 def top_two(scores: Tensor) -> Tensor:
@@ -88,19 +83,19 @@ def boundary_weights(gap: Tensor, weights: Tensor | None = None) -> Tensor:
     """Nearness of samples to the boundary times their weights, (N,) float64, from the gaps of their logits.
 
     The nearness is 1 on the boundary, 0 from the nearest 30 % on. Samples with equal gaps share the midpoint of their
-    ranks. If those on the boundary reach beyond the kernel, they alone count.
+    ranks. If those on the boundary are more, they alone count.
     """
     drawn = torch.ones_like(gap) if weights is None else weights
     order, below, until = sum_below(gap, drawn)
     rank = (below + until) / (2 * until[-1])
-    kernel = (1 - rank / HALF_WIDTH).clamp(min=0)
-    kernel = torch.where(kernel[0] > 0, kernel, (below == 0).double())
-    return torch.empty_like(kernel).scatter_(0, order, kernel * drawn[order])
+    nearness = (1 - rank / HALF_WIDTH).clamp(min=0)
+    nearness = torch.where(nearness[0] > 0, nearness, (below == 0).double())
+    return torch.empty_like(nearness).scatter_(0, order, nearness * drawn[order])
 
 
-def uncertainty_along_boundary(logits: Tensor, local: Tensor, kernel: Tensor) -> Tensor:
+def uncertainty_along_boundary(logits: Tensor, local: Tensor, nearness: Tensor) -> Tensor:
     """Mean of `local` (N,), float64, weighted by the `boundary_weights` (N,) of logits (N, J)."""
-    mean = torch.dot(kernel, local) / kernel.sum()
+    mean = torch.dot(nearness, local) / nearness.sum()
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     return torch.where(is_finite, mean.clamp(0, 1), torch.nan)
 
@@ -130,8 +125,8 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, weights: Te
     if predictions.numel() == 0 or len(predictions) % n_points:
         raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {len(predictions)}.")
     weights = relative_weights(weights, (n_points,), probabilities.device)
-    likely = predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
-    return mean_of(likely, None if weights is None else weights.unsqueeze(1))
+    of_predicted = predicted_probabilities(probabilities, predictions.view(-1, n_points).T)
+    return mean_of(of_predicted, None if weights is None else weights.unsqueeze(1))
 
 
 def trust_score(class_distances: Tensor, predictions: Tensor) -> Tensor:
@@ -233,10 +228,15 @@ def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor |
     points by the uncertainty of their two likeliest classes, and runs between these; the trust of the nearest classes.
     """
     accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
-    local = uncertainty_between(probabilities, top_two(probabilities))  # the most of any two classes
-    kernel = boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
+    local = largest_uncertainty(probabilities)
+    nearness = boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
     trust = mean_trust_score(trust_score(class_distances, class_distances.argmin(dim=1)), weights)
-    return Attainable(accuracy, uncertainty_along_boundary(probabilities, local, kernel), trust)
+    return Attainable(accuracy, uncertainty_along_boundary(probabilities, local, nearness), trust)
+
+
+def largest_uncertainty(probabilities: Tensor) -> Tensor:
+    """Local uncertainty (N,), float64, between the two likeliest classes by probabilities (N, J)."""
+    return 2 * predicted_probabilities(probabilities, top_two(probabilities)).amin(dim=1)
 
 
 def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:

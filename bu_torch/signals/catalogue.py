@@ -28,14 +28,14 @@ class NetworkOutputs:
         self.signals, self.boundary, self.logits = signals, signals.boundary, logits
         self.top = formulas.top_two(logits)  # (D * N, 2) classes of the two largest logits
         self.predictions = self.top[:, 0]
-        self.pairs = self.boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
-        self.columns = self.pairs[:, 0]
+        pairs = self.boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
+        self.columns = pairs[:, 0]
         self.weights = weights = self.boundary.repeated_weights  # (D * N,) float64; None if all count alike
-        probabilities = self.boundary.probabilities_of_present
-        self.local_uncertainty = formulas.uncertainty_between(probabilities, self.pairs)  # (D * N,) float64
+        of_pairs = formulas.predicted_probabilities(self.boundary.probabilities_of_present, pairs)
+        self.of_predicted = of_pairs[:, 0].contiguous()  # label probability of each prediction, (D * N,) float64
+        self.local_uncertainty = 2 * of_pairs.amin(dim=1)  # (D * N,) float64
         self.half_gap = formulas.half_gap(logits, self.top)
         self.nearness = formulas.boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
-        self.of_predicted = formulas.predicted_probabilities(probabilities, self.columns)  # (D * N,)
         known = self.columns.clamp(max=len(self.boundary.classes))  # the last column stands for all other classes
         # Signals, float64 scalars; U is NaN if a logit is not finite.
         self.uncertainty = formulas.uncertainty_along_boundary(logits, self.local_uncertainty, self.nearness)
@@ -47,6 +47,12 @@ class NetworkOutputs:
         self.prediction_changes = torch.ones_like(self.uncertainty)
         if predictions_before is not None:  # (D * N,) at the last check
             self.prediction_changes = self._mean(self.predictions != predictions_before)
+        measured, most = (self.expected_accuracy, self.uncertainty, self.trust), signals.attainable
+        if signals.are_rows:
+            self.score = formulas.accuracy_uncertainty_trust(*measured, most, max(signals.skill, 0.0))
+        else:  # on images and texts U and trust mislead more often
+            agreed = signals.label_weight * self.label_agreement
+            self.score = (self.expected_accuracy + agreed) / (most.accuracy + signals.label_weight)
 
     def _mean(self, values: Tensor) -> Tensor:
         """Weighted mean of values (D * N,)."""
@@ -78,20 +84,6 @@ class Signal:
     is_default: bool = True  # False if it is measured only where it is asked for
 
 
-def _accuracy_uncertainty_trust(outputs: NetworkOutputs) -> Tensor:
-    """The score; on images and texts, where U and trust mislead more often, the share of accuracy alone.
-
-    Where samples are read again, that is accuracy by the other samples. Then agreement with a sample's own label has a
-    weight of its own: half of what a memorised label costs, so that memorising never pays.
-    """
-    signals, accuracy = outputs.signals, outputs.expected_accuracy
-    if not signals.are_rows:
-        agreed = signals.label_weight * outputs.label_agreement
-        return (accuracy + agreed) / (signals.attainable.accuracy + signals.label_weight)
-    measured = accuracy, outputs.uncertainty, outputs.trust
-    return formulas.accuracy_uncertainty_trust(*measured, signals.attainable, max(signals.skill, 0.0))
-
-
 def _of_metric(metric: ExpectedMetric) -> Signal:
     formula = partial(NetworkOutputs.expected, metric=metric)
     return Signal(metric.signal, f"expected {metric.title}", metric.is_larger_better, formula, is_default=False)
@@ -103,7 +95,7 @@ SIGNALS = {
         Signal("boundary_uncertainty", "boundary uncertainty", True, attrgetter("uncertainty"), True),
         Signal("trust_score", "trust score", True, attrgetter("trust"), True),
         Signal("expected_accuracy", "expected accuracy", True, attrgetter("expected_accuracy"), True),
-        Signal("accuracy_uncertainty_trust", "score", True, _accuracy_uncertainty_trust),
+        Signal("accuracy_uncertainty_trust", "score", True, attrgetter("score")),
         Signal("label_agreement", "agreement with the labels", True, attrgetter("label_agreement")),
         Signal("vote_agreement", "agreement with the votes nearby", True, attrgetter("vote_agreement")),
         Signal("prediction_changes", "changed since the last check", False, attrgetter("prediction_changes")),
