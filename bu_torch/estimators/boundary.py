@@ -28,6 +28,7 @@ from bu_torch.space.extractors import as_tokens
 from bu_torch.space.features import FeatureSpace
 
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
+_BATCH, _BATCH_ELEMENTS = 64, 2**24  # of what features are taken: a multiple of 64 rows and about 2**24 values
 _TENSORS = ("neighbors", "nearest_distance", "probabilities_of_present", "votes_of_present")
 
 
@@ -117,7 +118,7 @@ class PerturbedEstimator:
     def perturbed_inputs(self) -> Tensor:
         """Points at which a classifier is read, (n_draws, N, ...); made when they are read, and not kept."""
         check_fitted(self, "perturbed")
-        return self.perturbed.whole().unflatten(0, (-1, len(self.labels)))
+        return self.perturbed[:].unflatten(0, (-1, len(self.labels)))
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier, a scalar in [0, 1].
@@ -217,7 +218,8 @@ class BoundaryUncertainty(PerturbedEstimator):
         expected, chosen = self.fit_probabilities(inputs, labels, sample_weight)
         self.vote_skill, self.regression_skill = expected.skills_
         self.sharpness = expected.sharpness_
-        features = torch.cat([self.space.transform(block) for block in self.perturbed.split()])
+        n_rows = _BATCH * max(1, _BATCH_ELEMENTS // inputs[0].numel() // _BATCH)
+        features = torch.cat([self.space.transform(batch) for batch in self.perturbed.split(n_rows)])
         # The network is read at another reading of the sample itself, where its own label would reward memorising it.
         left_out = chosen.features if isinstance(self.perturbation, draws.Readings) else None
         self.probabilities_of_present = expected.predict_proba(features, left_out)

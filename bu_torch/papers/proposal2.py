@@ -14,6 +14,7 @@ from bu_torch.internal.network import read_logits
 from bu_torch.papers.bandwidth import BANDWIDTHS, Bandwidth
 from bu_torch.papers.parzen import Clusters, cluster_counts, mean_of_pairs, omission, omission_of_counts, top_pairs
 from bu_torch.papers.prototypes import PrototypeClassifier
+from bu_torch.perturbation.draws import followed_by
 
 
 class ParzenUncertainty(PerturbedEstimator):
@@ -66,7 +67,7 @@ class ParzenUncertainty(PerturbedEstimator):
     def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
         points = self.fit_neighbors(inputs, labels, sample_weight).points
         if self.pairs_at == "sample":
-            self.perturbed = self.perturbed.followed_by(inputs)
+            self.perturbed = followed_by(self.perturbed, inputs)
         self.bayes_pairs = likely_bayes_pairs(self, points)
         self._pairs, self._pair_index = torch.unique(self.bayes_pairs, dim=0, return_inverse=True)
 

@@ -77,7 +77,7 @@ def perturb_toward_neighbors(inputs: Any, neighbors: Any, generator: torch.Gener
     inputs and integers beyond 2^24, float32 for all others. Raises TypeError or ValueError for other arguments.
     """
     inputs = as_features(inputs, "inputs")
-    return _toward_neighbors(mixture, inputs, neighbors, generator).whole()
+    return _toward_neighbors(mixture, inputs, neighbors, generator)[:]
 
 
 def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | None = None) -> Tensor:
@@ -92,7 +92,7 @@ def exchange_tokens(tokens: Any, neighbors: Any, generator: torch.Generator | No
     `tokens`. Raises TypeError or ValueError for other arguments.
     """
     tokens = as_tokens(tokens)
-    return _toward_neighbors(exchange_run, tokens, neighbors, generator).whole()
+    return _toward_neighbors(exchange_run, tokens, neighbors, generator)[:]
 
 
 def keeps_integers(perturbation: Any) -> bool:
@@ -151,7 +151,6 @@ class Readings:
 
 PerturbationName = Literal["random", "neighbors", "tokens", "reading", "uniform"]  # the last for the papers alone
 Perturbation = PerturbationName | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove | Readings
-_BATCH, _BATCH_ELEMENTS = 64, 2**24  # a batch has a multiple of 64 rows and about 2**24 values
 
 
 def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> str:
@@ -173,15 +172,16 @@ def are_rows(inputs: Tensor) -> bool:
 
 
 class PerturbedInputs:
-    """Inputs for the network, (n_draws * N, ...), draw after draw; the N unmoved samples may follow.
+    """Inputs for the network, (n_draws * N, ...), draw after draw, made batch by batch from the samples.
 
-    Held are the samples and the choices from which batches are made (`_toward_neighbors`), or the inputs themselves.
+    They are read like a tensor; the N unmoved samples may follow. The choices are those of `_toward_neighbors`.
     """
 
-    def __init__(self, samples: Tensor, chosen: tuple[Tensor, ...] = (), move: Callable[..., Tensor] = mixture) -> None:
-        self.samples, self._choices, self._move = samples, chosen, move
-        self.shape = torch.Size((len(chosen[0] if chosen else samples), *samples.shape[1:]))
-        self.dtype = self.rows(0, 1).dtype
+    def __init__(self, samples: Tensor, targets: Tensor, how: tuple[Tensor, ...], move: Callable[..., Tensor]) -> None:
+        self.samples, self.how, self.move = samples, how, move
+        self.targets = targets  # the sample that each input has moved toward
+        self.shape = torch.Size((len(targets), *samples.shape[1:]))
+        self.dtype = self[:1].dtype
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -190,42 +190,29 @@ class PerturbedInputs:
     def device(self) -> torch.device:
         return self.samples.device
 
-    def sources(self, n_samples: int) -> Tensor:
-        """The samples, (n_draws * N, 1 or 2), that each input was made from: its own, and one that it moved toward."""
-        own = torch.arange(len(self), device=self.device) % n_samples
-        return torch.stack((own, *self._choices[:1]), dim=1)
+    def __getitem__(self, rows: slice) -> Tensor:
+        targets, start = self.targets[rows], rows.start or 0
+        own = torch.arange(start, start + len(targets), device=self.device) % len(self.samples)
+        return self.move(self.samples[own], self.samples[targets], *(choice[rows] for choice in self.how))
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Inputs from row `start` to row `stop`, without the latter."""
-        if not self._choices:
-            return self.samples[start:stop]
-        target, *how = (choice[start:stop] for choice in self._choices)
-        own = torch.arange(start, start + len(target), device=self.device) % len(self.samples)
-        return self._move(self.samples[own], self.samples[target], *how)
-
-    def split(self, n_rows: int | None = None) -> Iterator[Tensor]:
-        """Yield the inputs in batches of `n_rows`, by default of about 64 MB."""
-        n_rows = n_rows or _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
-        return (self.rows(start, start + n_rows) for start in range(0, len(self), n_rows))
-
-    def whole(self) -> Tensor:
-        """All inputs in one tensor."""
-        return self.rows(0, len(self))
-
-    def followed_by(self, samples: Tensor) -> "PerturbedInputs":
-        """These inputs, then the N samples unmoved."""
-        if not self._choices:
-            return PerturbedInputs(torch.cat((self.samples, samples.to(self.samples))))
-        own = torch.arange(len(samples), device=samples.device)
-        unmoved = (own, *(how[: len(own)] for how in self._choices[1:]))  # a move toward itself, however far
-        joined = tuple(map(torch.cat, zip(self._choices, unmoved, strict=True)))
-        return PerturbedInputs(self.samples, joined, self._move)
+    def split(self, n_rows: int) -> Iterator[Tensor]:
+        """Yield the inputs in batches of `n_rows`."""
+        return (self[start : start + n_rows] for start in range(0, len(self), n_rows))
 
     def to(self, device: torch.device | str) -> Self:
         """Move what is held to `device`, in place."""
-        self.samples = self.samples.to(device)
-        self._choices = tuple(choice.to(device) for choice in self._choices)
+        self.samples, self.targets = self.samples.to(device), self.targets.to(device)
+        self.how = tuple(choice.to(device) for choice in self.how)
         return self
+
+
+def followed_by(perturbed: Tensor | PerturbedInputs, samples: Tensor) -> Tensor | PerturbedInputs:
+    """Perturbed inputs, then the N samples unmoved."""
+    if isinstance(perturbed, Tensor):
+        return torch.cat((perturbed, samples.to(perturbed)))
+    own = torch.arange(len(samples), device=samples.device)  # a move toward itself, however far
+    how = (torch.cat((choice, choice[: len(own)])) for choice in perturbed.how)
+    return PerturbedInputs(perturbed.samples, torch.cat((perturbed.targets, own)), tuple(how), perturbed.move)
 
 
 def draw_perturbed(
@@ -236,17 +223,17 @@ def draw_perturbed(
     neighbors: Tensor,
     nearest_distance: Tensor,
     space: str,
-) -> PerturbedInputs:
+) -> Tensor | PerturbedInputs:
     """Draw independent perturbations of each input, by neighbours (N, M) and nearest distances (N,) in a space.
 
     Random directions are drawn in the space of the standardised inputs.
     """
     generator, kind = torch.Generator().manual_seed(seed), kind_of(perturbation, inputs)
     if isinstance(perturbation, Readings):
-        return PerturbedInputs(perturbation.inputs[:n_draws].to(inputs).flatten(0, 1))
+        return perturbation.inputs[:n_draws].to(inputs).flatten(0, 1)
     if callable(perturbation):
         custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
-        return PerturbedInputs(torch.cat([_check_custom(perturbed, inputs) for perturbed in custom]))
+        return torch.cat([_check_custom(perturbed, inputs) for perturbed in custom])
     if kind not in ("random", "uniform"):
         move: Callable[..., Tensor] = exchange_run if kind == "tokens" else mixture
         if isinstance(perturbation, MixedMove):
@@ -261,9 +248,7 @@ def draw_perturbed(
     distance = nearest_distance if is_own_space else distance_among(points, neighbors)
     # The step is added to the raw input, so a constant feature does not change by a bit.
     steps = (perturb(points, distance, generator, law=law) - points for _ in range(n_draws))
-    return PerturbedInputs(
-        torch.cat([check_perturbed(flat + step * scale.to(flat), flat).reshape(inputs.shape) for step in steps])
-    )
+    return torch.cat([check_perturbed(flat + step * scale.to(flat), flat).reshape(inputs.shape) for step in steps])
 
 
 def _generator_or_default(generator: Any) -> torch.Generator:
@@ -290,7 +275,8 @@ def _toward_neighbors(
         part = _LOW + (_HIGH - _LOW) * torch.rand(len(inputs), **options).to(as_floats(inputs[:1]))
         begin = [] if move is mixture else [torch.rand(len(inputs), **options).to(inputs.device)]
         draws.append((neighbors[own, places].long(), part, *begin))
-    return PerturbedInputs(inputs, tuple(map(torch.cat, zip(*draws, strict=True))), move)
+    targets, *how = map(torch.cat, zip(*draws, strict=True))
+    return PerturbedInputs(inputs, targets, tuple(how), move)
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

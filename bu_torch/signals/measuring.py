@@ -15,7 +15,7 @@ from bu_torch.functional.probabilities import as_probabilities, scale_to_shares,
 from bu_torch.functional.score import Attainable, attainable, cost_of_memorising, largest_uncertainty
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.neighbors.graph import class_distances
-from bu_torch.perturbation.draws import Readings, are_rows, kind_of
+from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows, followed_by, kind_of
 from bu_torch.samples.samples import copies, weights_of
 from bu_torch.signals.catalogue import SIGNALS, Measurement, NetworkOutputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
@@ -74,13 +74,16 @@ class Signals:
         boundary, (inputs, labels) = self.boundary, self.boundary.as_samples(features, labels)
         points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
-        sources = boundary.perturbed.sources(len(labels))
-        distances = class_distances(perturbed, points, boundary.columns, len(boundary.classes), sources)
+        sources = [torch.arange(len(labels), device=labels.device).repeat(boundary.n_draws)]
+        if isinstance(boundary.perturbed, PerturbedInputs):
+            sources.append(boundary.perturbed.targets)
+        left_out, n_classes = torch.stack(sources, dim=1), len(boundary.classes)
+        distances = class_distances(perturbed, points, boundary.columns, n_classes, left_out)
         if self._has_signals_of_papers:
             from bu_torch.papers.proposal2 import ProposalSignals
 
             self._of_papers = ProposalSignals(boundary, points)
-            boundary.perturbed = boundary.perturbed.followed_by(inputs)
+            boundary.perturbed = followed_by(boundary.perturbed, inputs)
         fingerprint = fingerprint_of(boundary, inputs, labels, sample_weight)
         return self._prepare(inputs, fingerprint, distances.to(perturbed.dtype))
 
