@@ -76,8 +76,8 @@ def test_the_command_prints_a_row_for_each_table_and_leaves_logs_and_threads(tmp
     before = logging.getLogger("bu_torch").level, torch.get_num_threads()
     assert main(["compare", str(tmp_path), "--seeds", "1", "--epochs", "3"]) == 0
     *rows, first, second, mean, minus, epochs = capsys.readouterr().out.partition("\n\n")[0].splitlines()
-    assert re.match(r"Left out: .*none\.csv`: it cannot be read .*No columns", first)
-    assert re.match(r"Left out: .*other\.csv`: it must have columns separated by commas, .* got 'a;label'\.", second)
+    assert re.match(r"Left out: .*none\.csv`.*No columns", first)
+    assert re.match(r"Left out: .*other\.csv`.* got 'a;label'", second)
     lines = [*rows, mean, minus, epochs]
     assert [line.split()[0] for line in lines] == ["test", "few", "more", "mean", "minus", "epochs"]
     rows = [[float(cell) for cell in re.findall(r"0\.\d{3}", line)] for line in lines[1:4]]
@@ -109,7 +109,7 @@ def test_costs_are_compared_with_a_threshold_for_each_way(tmp_path, capsys):
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     gone = str(tmp_path / "gone.csv")
-    said = {"costs": "`metric` must be one of 'accuracy'", "[[0, 1": "`metric` cannot be read as a matrix of costs"}
+    said = {"costs": "'accuracy'", "[[0, 1": "matrix"}
     for where, metric in ((str(tmp_path), "f1"), (gone, "f1"), *((gone, metric) for metric in said)):
         assert main(["compare", where, "--metric", metric]) == 1
         assert said.get(metric, where) in "".join(capsys.readouterr())
@@ -118,5 +118,5 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
 def test_a_metric_needs_each_class_in_the_test_half():
     labels = torch.zeros(100, dtype=torch.long)
     labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))[:20]] = 1  # all in the training half
-    with pytest.raises(ValueError, match="the test half must have samples of all 2 classes for auroc, got 1"):
+    with pytest.raises(ValueError, match="test half .*2 classes .*auroc, got 1"):
         compare((torch.randn(100, 2), labels), seed=0, n_epochs=1, metric=as_metric("auroc"))

@@ -208,12 +208,6 @@ def test_scaled_probabilities_have_the_masses_asked_for_and_all_odds_of_two_clas
 # Limits of the score.
 
 
-def test_the_score_is_the_mean_of_three_shares():
-    accuracy, uncertainty, trust, *most = map(torch.tensor, (0.6, 0.3, 2.0, 0.8, 0.5, 4.0))
-    found = F.accuracy_uncertainty_trust(accuracy, uncertainty, trust, F.Attainable(*most), 0.5)
-    assert float(found) == pytest.approx((0.6 / 0.8 + 0.3 / 0.5 + 0.5 * 0.5) / 2.5, rel=1e-6)
-
-
 def test_where_nothing_can_be_reached_a_part_adds_nothing():
     p, one = problem(), torch.ones(())
     equal = p | {"distances": torch.ones_like(p["distances"])}

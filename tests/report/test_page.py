@@ -92,8 +92,8 @@ def test_the_command_writes_beside_the_record_and_over_no_other_file(tmp_path, c
     older, newer = (records.write_run(tmp_path / name, n_checks=2) for name in ("older", "newer"))
     os.utime(older, (1e9, 1e9))
     assert main(["report", str(tmp_path)]) == 0
-    page, newest = newer.with_suffix(".html"), f"The newest of 2 records in {tmp_path} is shown."
-    assert capsys.readouterr().out.splitlines() == [f"Wrote {page}, the page of {newer}.", newest]
+    page, (wrote, newest) = newer.with_suffix(".html"), capsys.readouterr().out.splitlines()
+    assert (str(page) in wrote, str(newer) in wrote, "newest of 2" in newest) == (True, True, True)
     assert "plotly.js (cartesian" in page.read_text()
     out = tmp_path / "new" / "page.html"
     assert main(["report", str(older), "-o", str(out)]) == 0

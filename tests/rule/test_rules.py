@@ -63,7 +63,7 @@ def test_early_and_non_finite_checks_are_not_kept(rule):
     ("rule", "missing", "error", "message"),
     [
         (Product, "expected_accuracy", KeyError, "expected_accuracy"),
-        (lambda: made(score=lambda self, values: "good"), "", TypeError, r"`Made\.score` must give a number, got str"),
+        (lambda: made(score=lambda self, values: "good"), "", TypeError, r"`Made\.score` .*got str"),
         (lambda: made(score=lambda self, values: values["omission"]), "", KeyError, "`Made.score` reads 'omission'"),
     ],
 )
@@ -81,14 +81,14 @@ def made(**attributes):
 @pytest.mark.parametrize(
     ("rule", "error", "message"),
     [
-        (Product, TypeError, "`rule` must be a name or an instance of `bu_torch.Rule`, got the class Product"),
+        (Product, TypeError, "`rule`.* got the class Product"),
         (None, TypeError, "got NoneType"),
         (made(name="two words"), ValueError, "`rule.name`"),
         (made(name=None), ValueError, "`rule.name`"),
         (made(name="epoch"), ValueError, "`rule.name`.* got 'epoch'"),
-        (made(score=Rule.score), TypeError, "`rule` must define `score`, which Made does not"),
-        (made(name="trust_score"), ValueError, "`rule.name` .* not the name of a signal, .* got 'trust_score'"),
-        (made(name="train_loss"), ValueError, "or another column, got 'train_loss'"),
+        (made(score=Rule.score), TypeError, "`rule`.*`score`.*Made"),
+        (made(name="trust_score"), ValueError, "`rule.name`.* got 'trust_score'"),
+        (made(name="train_loss"), ValueError, "`rule.name`.* got 'train_loss'"),
         (made(signals=()), ValueError, "`rule.signals`"),
         (made(signals=("loss",)), ValueError, "`rule.signals`.*'loss'"),
         (made(signals="trust_score"), ValueError, "`rule.signals`"),

@@ -42,11 +42,11 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     best = max(stopper.history, key=lambda entry: entry["accuracy_uncertainty_trust"])
     assert (stopper.best_epoch, stopper.best_step) == (best["epoch"], best["step"])
     for arguments, message in [
-        ({"step": 8.7}, "`step` must be an integer"),
-        ({"epoch": 8.7}, "`epoch` must be an integer"),
-        ({"step": 20}, "`step` must be larger than at the last check, 20, got 20"),
-        ({"step": 30, "epoch": 0}, "`epoch` must be at least that of the last check, 1, got 0"),
-        ({"epoch": 1}, "`epoch` must be larger than that of the last check, 1, got 1"),
+        ({"step": 8.7}, "`step`"),
+        ({"epoch": 8.7}, "`epoch`"),
+        ({"step": 20}, "`step` .*20, got 20"),
+        ({"step": 30, "epoch": 0}, "`epoch` .*1, got 0"),
+        ({"epoch": 1}, "`epoch` .*1, got 1"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             stopper.check(last, **arguments)

