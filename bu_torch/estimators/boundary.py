@@ -17,7 +17,6 @@ from bu_torch.internal.inputs import (
     check_fitted,
     check_integer,
     check_seed,
-    check_two_classes,
 )
 from bu_torch.internal.network import read_logits, takes, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
@@ -84,7 +83,7 @@ class PerturbedEstimator:
         """Features as floating-point numbers, token ids, or images in bytes; and labels, checked and on one device."""
         keeps_integers, keeps_bytes = draws.keeps_integers(self.perturbation), not callable(self.feature_extractor)
         inputs = as_features(features, name, keep_integers=keeps_integers, keep_bytes=keeps_bytes)
-        return inputs, as_labels(labels, len(inputs)).to(inputs.device)
+        return inputs, as_labels(labels, len(inputs), are_several=True).to(inputs.device)
 
     def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Any:
         """`fit` to samples that `as_samples` has checked."""
@@ -94,7 +93,6 @@ class PerturbedEstimator:
         """Choose the space, find neighbours of checked samples there, and perturb the samples; gives the space."""
         if self.perturbation == "reading":
             raise ValueError(f"{ASKED_TO_READ}: tensors cannot be read again. {WITHOUT_READING}")
-        check_two_classes(labels)
         if draws.kind_of(self.perturbation, inputs) == "tokens":
             as_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
@@ -144,8 +142,9 @@ class PerturbedEstimator:
         """Move what was fitted, and the perturbed inputs, to `device`, in place."""
         check_fitted(self, "perturbed")
         for name, value in vars(self).items():
-            if isinstance(value, Tensor | draws.PerturbedInputs | PresentClasses):
+            if isinstance(value, Tensor | draws.PerturbedInputs):
                 setattr(self, name, value.to(device))
+        self.classes = PresentClasses(self.labels)
         return self
 
     def as_class_logits(self, logits: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,8 +49,11 @@ def as_flat_features(features: Any, name: str = "features", n_features: int | No
     return flat
 
 
-def as_labels(labels: Any, n_samples: int, name: str = "labels") -> Tensor:
-    """Return `labels` as int64 classes (N,); whole-numbered floats and a column (N, 1) are taken as classes."""
+def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_several: bool = False) -> Tensor:
+    """Return `labels` as int64 classes (N,), `are_several` if at least two must differ.
+
+    Whole-numbered floats and a column (N, 1) are taken as classes.
+    """
     labels = as_tensor(labels, name).detach()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
@@ -68,6 +71,8 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels") -> Tensor:
             " are classes, number them with `torch.unique(labels, return_inverse=True)[1]`. Give samples to ignore the"
             " label -100."
         )
+    if are_several and least == largest:
+        raise ValueError(f"`{name}` must hold at least two classes, got only class {int(least)}.")
     return labels.long()
 
 
@@ -110,12 +115,6 @@ def check_seed(seed: Any) -> int:
     if check_integer("seed", seed, 0) >= 2**64:
         raise ValueError(f"`seed` must be an integer from 0 to 2**64 - 1, got {seed}.")
     return int(seed)
-
-
-def check_two_classes(labels: Tensor) -> None:
-    """Raise unless `labels` holds at least two different classes."""
-    if bool((labels == labels[0]).all()):
-        raise ValueError(f"`labels` must hold at least two classes, got only class {int(labels[0])}.")
 
 
 def check_fitted(estimator: object, attribute: str) -> None:
@@ -161,31 +160,23 @@ def exceeds_float32(features: Tensor) -> bool:
 
 
 class PresentClasses:
-    """The C classes among labels (N,), ascending, and their columns; `n_classes` is the largest label + 1.
+    """The C classes among labels (N,), ascending, and their columns; `n_present` is C, `n_classes` the largest + 1.
 
     Public shapes have `n_classes` columns; cost and memory depend only on the classes that have samples.
     """
 
     def __init__(self, labels: Tensor) -> None:
         self.classes = torch.unique(labels)
-        self.n_classes = int(self.classes[-1]) + 1
-
-    def __len__(self) -> int:
-        return len(self.classes)
+        self.n_present, self.n_classes = len(self.classes), int(self.classes[-1]) + 1
 
     def columns(self, classes: Tensor) -> Tensor:
         """Columns of classes, int64: below C for those present; each other class has one of its own, from C on."""
-        places = torch.searchsorted(self.classes, classes.contiguous()).clamp(max=len(self) - 1)
-        return torch.where(self.classes[places] == classes, places, len(self) + classes)
+        places = torch.searchsorted(self.classes, classes.contiguous()).clamp(max=self.n_present - 1)
+        return torch.where(self.classes[places] == classes, places, self.n_present + classes)
 
     def expand(self, columns: Tensor, n_columns: int | None = None) -> Tensor:
         """Expand an array (n, C) to a column for each class, (n, J), or to more; classes without samples get 0."""
         n_columns = self.n_classes if n_columns is None else n_columns
-        if len(self) == n_columns:
+        if self.n_present == n_columns:
             return columns
         return columns.new_zeros(len(columns), n_columns).index_copy_(1, self.classes, columns)
-
-    def to(self, device: torch.device | str) -> Self:
-        """Move the mapping, in place."""
-        self.classes = self.classes.to(device)
-        return self

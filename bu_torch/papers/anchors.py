@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_two_classes
+from bu_torch.internal.inputs import as_features, as_labels, check_fitted
 from bu_torch.internal.network import read_logits
 from bu_torch.space.features import standardization, standardize
 
@@ -60,8 +60,7 @@ class AnchorEstimator:
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep inputs (N, d) or (N, ...), finite, and classes (N,); compute what does not depend on the classifier."""
         inputs = as_features(features)
-        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-        check_two_classes(labels)
+        labels = as_labels(labels, inputs.shape[0], are_several=True).to(inputs.device)
         self.mean_, self.scale_ = standardization(inputs.flatten(1))
         self._standardized = standardize(inputs, self.mean_, self.scale_)
         self.inputs, self.labels = inputs, labels

@@ -14,7 +14,6 @@ from bu_torch.internal.inputs import (
     check_fitted,
     check_integer,
     check_seed,
-    check_two_classes,
 )
 from bu_torch.neighbors.graph import class_distances, lloyd
 from bu_torch.papers.parzen import top_pairs
@@ -60,8 +59,7 @@ class PrototypeClassifier:
         different ones. A class without samples is infinitely far from everything.
         """
         features = as_flat_features(features)
-        labels = as_labels(labels, features.shape[0]).to(features.device)
-        check_two_classes(labels)
+        labels = as_labels(labels, features.shape[0], are_several=True).to(features.device)
         self.prototypes_ = [features[:0]] * (int(labels.max()) + 1)
         for label in labels.unique().tolist():
             self.prototypes_[label] = self._fit_class(features[labels == label])

@@ -95,45 +95,36 @@ def concatenate(
         warnings.warn(f"{n_skipped} batches that are None are left out.", stacklevel=2)
     if not read:
         raise UnreadableError("there must be at least one sample, got none.")
-    return _joined(read)
+    return joined(read)
 
 
-def _joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
+def joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
+    """Inputs and labels of batches as those of one batch; frees the batches.
+
+    Rows are padded to the longest, if each batch is padded to its own length and a mask marks the padding: on the same
+    side as in the batches, with the value that these have where the mask is 0.
+    """
     spec = pytree.tree_structure(read[0])
     if any(pytree.tree_structure(both) != spec for both in read):
         raise UnreadableError("all batches must have the same inputs, got others in some.")
-    *columns, labels = map(list, zip(*map(pytree.tree_leaves, read), strict=True))
+    *columns, labels = map(list, zip(*map(pytree.tree_leaves, read), strict=True))  # of each input, all batches
     read.clear()
-    joined = [*of_one_length(columns), labels]
-    for tensors in joined:
+    is_ragged = any(tensor.shape[1:] != column[0].shape[1:] for column in columns for tensor in column)
+    masks = next((column for column in columns if all(one.ndim == 2 and is_mask(one) for one in column)), None)
+    if is_ragged and masks is not None and len(columns) > 1:
+        side = "left" if any(bool((mask[:, 0] == 0).any()) for mask in masks) else "right"
+        for place, column in enumerate(columns):
+            if [row.shape for row in column] == [mask.shape for mask in masks]:
+                hidden = torch.cat([row[mask == 0] for row, mask in zip(column, masks, strict=True)])
+                value = float(hidden[0]) if len(hidden) else 0.0
+                rows = list(itertools.chain(*column))
+                columns[place] = [pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)]
+    for tensors in (*columns, labels):
         shapes = sorted({tuple(tensor.shape[1:]) for tensor in tensors})
         if len(shapes) > 1:
             raise UnreadableError(f"all samples must have one shape, got {', '.join(map(str, shapes[:3]))}.{_PADDED}")
-    whole: tuple[Any, Tensor] = pytree.tree_unflatten(map(torch.cat, joined), spec)
+    whole: tuple[Any, Tensor] = pytree.tree_unflatten(map(torch.cat, (*columns, labels)), spec)
     return whole
-
-
-def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Pad rows to the longest, if each batch is padded to its own length and a mask marks the padding.
-
-    A column holds the tensors of one input from all batches, or the padded one of all. They are padded on the same side
-    as in the batches, with the value that these have where the mask is 0.
-    """
-    is_ragged = any(tensor.shape[1:] != column[0].shape[1:] for column in columns for tensor in column)
-    masks = next((column for column in columns if all(one.ndim == 2 and is_mask(one) for one in column)), None)
-    if not is_ragged or masks is None or len(columns) == 1:
-        return columns
-    side = "left" if any(bool((mask[:, 0] == 0).any()) for mask in masks) else "right"
-
-    def lengthened(column: list[Tensor]) -> list[Tensor]:
-        if [row.shape for row in column] != [mask.shape for mask in masks]:
-            return column
-        hidden = torch.cat([row[mask == 0] for row, mask in zip(column, masks, strict=True)])
-        value = float(hidden[0]) if len(hidden) else 0.0
-        rows = list(itertools.chain(*column))
-        return [pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)]
-
-    return [lengthened(column) for column in columns]
 
 
 def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:

@@ -36,7 +36,7 @@ class NetworkOutputs:
         self.local_uncertainty = 2 * of_pairs.amin(dim=1)  # (D * N,) float64
         self.half_gap = formulas.half_gap(logits, self.top)
         self.nearness = formulas.boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
-        known = self.columns.clamp(max=len(self.boundary.classes))  # the last column stands for all other classes
+        known = self.columns.clamp(max=self.boundary.classes.n_present)  # the last column stands for all other classes
         # Signals, float64 scalars; U is NaN if a logit is not finite.
         self.uncertainty = formulas.uncertainty_along_boundary(logits, self.local_uncertainty, self.nearness)
         self.trust = formulas.mean_trust_score(formulas.trust_score(signals.distances, known), weights)
@@ -211,7 +211,7 @@ def _doubtful(outputs: NetworkOutputs, n_doubtful: int) -> list[Doubtful]:
 def _recalls(outputs: NetworkOutputs) -> list[ClassRecall]:
     """Recall of the classes that have samples, by labels and by label probabilities, the least expected first."""
     boundary, own = outputs.boundary, outputs.boundary.columns.repeat(outputs.boundary.n_draws)
-    probabilities, n_classes = boundary.probabilities_of_present, len(boundary.classes)
+    probabilities, n_classes = boundary.probabilities_of_present, boundary.classes.n_present
     counted = torch.ones_like(outputs.nearness) if outputs.weights is None else outputs.weights
     predicted = outputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
     labelled, hits = (sum_by_group(part, own, n_classes) for part in (counted, (outputs.columns == own) * counted))

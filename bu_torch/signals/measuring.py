@@ -77,7 +77,7 @@ class Signals:
         sources = [torch.arange(len(labels), device=labels.device).repeat(boundary.n_draws)]
         if isinstance(boundary.perturbed, PerturbedInputs):
             sources.append(boundary.perturbed.targets)
-        left_out, n_classes = torch.stack(sources, dim=1), len(boundary.classes)
+        left_out, n_classes = torch.stack(sources, dim=1), boundary.classes.n_present
         distances = class_distances(perturbed, points, boundary.columns, n_classes, left_out)
         if self._has_signals_of_papers:
             from bu_torch.papers.proposal2 import ProposalSignals

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bu_torch.internal.network import PackedNetwork, Packing, as_inputs, call, logits_of
-from bu_torch.samples.samples import of_one_length
+from bu_torch.samples.samples import UnreadableError, joined
 
 N = 6
 IDS = torch.arange(1, 1 + N * 4).reshape(N, 4)
@@ -93,11 +93,10 @@ def test_batches_that_are_padded_each_to_its_own_length_become_as_long_as_the_lo
         return {"ids": padded, "mask": (padded != 9).long(), "kind": torch.tensor([kind])}
 
     short, long, expected = batch([5, 6], 3, 0), batch([7, 8], 4, 1), batch([5, 6], 3, 1)
-    columns = of_one_length([[short[name], long[name]] for name in short])
     both = {name: torch.cat([expected[name], long[name]]) for name in short}
-    assert_equal(dict(zip(short, map(torch.cat, columns), strict=True)), both)
-    unmasked = [[torch.ones(1, 2), torch.ones(1, 3)]]
-    assert of_one_length(unmasked) is unmasked
+    assert_equal(joined([(short, torch.zeros(1)), (long, torch.ones(1))]), (both, torch.tensor([0.0, 1.0])))
+    with pytest.raises(UnreadableError, match="one shape"):  # a mask alone says nothing of padding
+        joined([(torch.ones(1, n), torch.ones(1)) for n in (2, 3)])
 
 
 def test_inputs_are_dicts_tuples_or_one_tensor():
