@@ -215,7 +215,7 @@ class LabelProbabilities:
         votes, regression, targets, weights, self.skills_ = self.regression.held_out(self.votes, labels, self._weights)
         self.weight_ = float(formulas.mixing_weight(votes, regression, targets, weights))
         self.sharpness_ = formulas.best_sharpness(torch.lerp(votes, regression, self.weight_), targets, weights)
-        # The shares of the copies' labels, without and with the sample's own.
+        # Samples with copies, and the shares of the copies' labels, without and with the sample's own.
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
         counts = weights.new_zeros(self.votes.votes.shape)
         for rows, others in copies(as_flat_features(features).to(labels.device), neighbors):

@@ -190,7 +190,7 @@ def choose_space(estimator: "PerturbedEstimator", inputs: Tensor, labels: Tensor
         candidates[estimator.space.name] = estimator.space
     elif module is None:
         raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
-    is_open = asked is None and known is None and may_use_module(None, module, inputs)
+    is_open = asked is None and known is None and not are_rows(inputs)
     if module is not None and (is_open or asked == "module"):
         takes_integers = keeps_integers(estimator.perturbation) and not is_floating
         of_module = LayerFeatures(module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)

@@ -86,6 +86,7 @@ def class_distances(
     order = labels.argsort(stable=True)[int((labels < 0).sum()) :]
     place = torch.full_like(labels, -1)  # of each sample, class by class
     place[order] = torch.arange(len(order), device=labels.device)
+    left_out = None if left_out is None else place[left_out]
     members, sizes = samples[order].double(), labels[order].bincount(minlength=n_classes).tolist()
     centre = members.median(dim=0).values
     parts = [(part, part.square().sum(dim=1)) for part in (members - centre).split(sizes)]
@@ -99,7 +100,7 @@ def class_distances(
                 continue
             squared = torch.addmm(norms, block, part.T, alpha=-2)
             if left_out is not None:
-                column = place[left_out[rows]] - first
+                column = left_out[rows] - first
                 is_here = (column >= 0) & (column < len(part))
                 squared[is_here.nonzero()[:, 0], column[is_here]] = torch.inf
             least, best = squared.min(dim=1)
@@ -146,10 +147,12 @@ def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = N
             blocks.append((exact[:, :k], some.gather(1, order[:, :k])))
         return [torch.cat(parts) for parts in zip(*blocks, strict=True)]
 
-    base32, queries32 = (
-        torch.cat([((block.double() - centre) / scale).clamp_(-_FARTHEST, _FARTHEST).float() for block in blocks])
-        for blocks in (points.split(max(1, _BLOCK_ELEMENTS // base.shape[1])) for points in (base, queries))
-    )
+    both = []
+    for points in (base,) if queries is base else (base, queries):
+        blocks = points.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))
+        scaled = (((block.double() - centre) / scale).clamp_(-_FARTHEST, _FARTHEST) for block in blocks)
+        both.append(torch.cat([block.float() for block in scaled]))
+    base32, queries32 = both[0], both[-1]
     among_all = search = _search_of(base32)
     if base.is_cpu and len(base) * len(queries) > _EXACT_PAIRS:
         search = _search_of(base32, has_lists=True)

@@ -109,7 +109,7 @@ class Signals:
         return self._prepare(inputs, fingerprint, state["left_out_distances"].to(inputs.device))
 
     def _prepare(self, inputs: Tensor, fingerprint: str, distances: Tensor) -> Self:
-        """Compute what checks read from distances (D * N, C) to each class, without samples a place is made from."""
+        """Compute what checks read, with distances (D * N, C) to each class, of which sources are left out."""
         boundary = self.boundary
         warn_about_samples(boundary, inputs)
         self.are_rows, self.fingerprint, self._counting_once = are_rows(inputs), fingerprint, {}
