@@ -118,5 +118,5 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
 def test_a_metric_needs_each_class_in_the_test_half():
     labels = torch.zeros(100, dtype=torch.long)
     labels[torch.randperm(100, generator=torch.Generator().manual_seed(0))[:20]] = 1  # all in the training half
-    with pytest.raises(ValueError, match="test half .*2 classes .*auroc, got 1"):
+    with pytest.raises(ValueError, match=r"test half .*2 classes .*auroc, got 1"):
         compare((torch.randn(100, 2), labels), seed=0, n_epochs=1, metric=as_metric("auroc"))
