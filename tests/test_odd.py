@@ -24,8 +24,6 @@ from bu_torch.ranking.rank import rank_checkpoints
 
 X, Y = blobs()
 M, FEW = 10, {"n_neighbors": 10, "n_draws": 1}
-
-
 UNCHANGED = nn.Identity()
 
 
@@ -250,6 +248,7 @@ HANDLED = {
     "pictures of bytes": {"data": loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y)},
     "absent classes": {"data": loader(X, 2 * (Y > 0).long())},
     "a stream of a wrong length": {"data": DataLoader(Stream(length=1000), batch_size=32)},
+    "a named entry that is no tensor": {"data": of(lambda i: {"x": [X[i]], "place": i, "labels": Y[i]})},
     "one loader in a combined one": {"data": CombinedLoader(loader(X, Y), "min_size")},
     "token ids, exchanged": {"data": TOKENS, "module": Words(), "perturbation": swapped},
     "half precision": {"module": Network(lambda z: z.half())},

@@ -97,7 +97,7 @@ def copy_of(value: Any, values: Mapping[str, Tensor] | None = None) -> Any:
             weights = every_tensor(value)
             torch._foreach_copy_([memo[id(weights[name])].data for name in values], list(values.values()))
     for part in parts:
-        copied_part = memo.get(id(part))
+        copied_part = memo[id(part)]  # a part that is its own copy has none, and cannot be copied
         if isinstance(part, nn.Module) and isinstance(copied_part, type(part)):  # no network in its wrapper's place
             prepare_copy(copied_part, part)
     return copied

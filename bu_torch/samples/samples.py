@@ -165,10 +165,10 @@ def _guessed_keys(batch: Mapping[Any, Any], keys: Keys) -> tuple[InputKey, str |
         guesses = [name for name in _LABELS if name in batch]
         label_key = guesses[0] if len(guesses) == 1 else None
     if input_key is None and label_key is not None:
-        others = [key for key, value in batch.items() if isinstance(value, Tensor) and key != label_key]
-        input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
-        if input_key is None and others and takes(network, batch):  # `forward` takes the dict itself
-            input_key = others
+        trees = [key for key, value in batch.items() if key != label_key and pytree.tree_all(torch.is_tensor, value)]
+        others = [key for key in trees if isinstance(batch[key], Tensor)]
+        whole = others if takes(network, batch) else None  # `forward` takes the dict itself
+        input_key = names_taken(network, trees) or (others[0] if len(others) == 1 else whole or None)
     return input_key, label_key
 
 

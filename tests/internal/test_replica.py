@@ -73,6 +73,7 @@ MODULES = {
     "scripted": lambda: nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))),
     "parallel": lambda: data_parallel(nn.Sequential(nn.BatchNorm1d(4))),
     "cannot be copied": locked,
+    "its own copy": lambda: type("Own", (nn.Sequential,), {"__deepcopy__": lambda one, _: one})(nn.BatchNorm1d(4)),
 }
 
 
