@@ -26,7 +26,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.engine import NOT_RESTORED, Check
+from bu_torch.run.engine import Check
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import drop_saved, optimizers_in_training
@@ -217,12 +217,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             engine.summary = engine.processes.broadcast(engine.summary)
         if kept is None and not trainer.current_epoch and not is_graceful:  # nothing to say
             return
-        place = NOT_RESTORED
-        if kept is not None and is_graceful and self.restore_best_weights:
+        is_restored = False
+        if kept is not None and is_graceful and self.restore_best_weights and not engine.is_below_baseline:
             for optimizer in optimizers_in_training(trainer.optimizers):
                 optimizer.eval()  # a later one must not move what is put back
-            place = engine.put_back(trainer.lightning_module)
-        engine.log_summary(place)
+            is_restored = engine.put_back(trainer.lightning_module)
+        engine.log_summary(is_restored=is_restored)
 
     @property
     def best_model_path(self) -> str:

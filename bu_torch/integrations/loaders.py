@@ -7,7 +7,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.internal.output import log_line
-from bu_torch.run.engine import BELOW_BASELINE, NOT_RESTORED
 from bu_torch.run.prepare import class_weights_of, plan_check
 from bu_torch.run.reader import NetworkReader
 from bu_torch.run.settings import Settings
@@ -49,11 +48,11 @@ def make_stopper(
 def conclude(stopper: BoundaryUncertaintyStopper, network: nn.Module | None) -> None:
     """Say what was kept, and load it into `network`, if any and it is of use; a warning says if it does not fit."""
     stopper.judge()
-    engine, place = stopper.engine, NOT_RESTORED
+    engine, is_restored = stopper.engine, False
     if network is not None and stopper.best_epoch is not None:
-        is_below = engine.processes.broadcast(engine.is_below_baseline)  # the first process knows
-        place = BELOW_BASELINE if is_below else engine.put_back(network)
-    stopper.close(place)
+        is_of_use = not engine.processes.broadcast(engine.is_below_baseline)  # the first process knows
+        is_restored = is_of_use and engine.put_back(network)
+    stopper.close(is_restored=is_restored)
 
 
 def missing(module: str, packages: str, error: ImportError) -> ImportError:

@@ -32,8 +32,6 @@ _COMPARED_SETTINGS = ["metric", "averaging", "start_from_epoch", "n_neighbors", 
 _COMPARED_SETTINGS += ["seed", "class_weight"]
 
 PREPARATION = ("plan", "samples", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
-NOT_RESTORED = "not in the model"
-BELOW_BASELINE = "not in the model, because no check is as good as the same prediction for all samples"
 
 
 class Check(NamedTuple):
@@ -52,8 +50,8 @@ class Engine:
             engine.check(model, epoch)
             if engine.history.decision.should_stop:
                 break
-        engine.restore(model)
         engine.end("Training ended.")
+        engine.put_back(model)
 
     If several `processes` train, the first one prepares, reads and measures, and all add the same values to their
     histories: all must call the same methods. With `decides=False`, nothing is kept and nothing stops.
@@ -147,9 +145,11 @@ class Engine:
 
     def check(self, model: Any, epoch: int, step: int | None = None, *, train_loss: float | None = None) -> Check:
         """Measure a copy of a model, with averaged weights if there are any, add the check, record it, and keep it."""
-        started, self.summary = time.perf_counter(), {}
+        started, self.summary, history = time.perf_counter(), {}, self.history
+        if history.is_last(epoch, step) and history.n_not_compared < len(history.entries):
+            return Check(history.entries[-1], is_best=False)  # a resumed training may end an epoch a second time
         if isinstance(model, nn.Module):
-            self.average.update(model, is_again=self.history.is_last(epoch, step))
+            self.average.update(model)
         are_sharded = self.processes.are_sharded
 
         def logits() -> Tensor:
@@ -162,20 +162,18 @@ class Engine:
         if check.is_best:
             with self.record.timing("saving_seconds"):
                 weights = {} if self.processes.hide_weights else self.state_to_keep(model)
-                self.kept_weights, self.history.kept = weights, check.entry  # Ctrl-C comes before or after both
+                self.kept_weights, history.kept = weights, check.entry  # Ctrl-C comes before or after both
         return check
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept weights into a model; raises some exception if they do not fit, and leaves it as it was."""
         load(model, self.kept_weights)
 
-    def put_back(self, model: nn.Module) -> str:
-        """Load the kept weights into a model unless they are of no use; return where they are, "in the model" or not.
+    def put_back(self, model: nn.Module) -> bool:
+        """Load the kept weights into a model; return whether that was done.
 
         A failure is only a warning: the training is over, and has succeeded.
         """
-        if self.is_below_baseline:
-            return BELOW_BASELINE
         try:
             if self.processes.hide_weights:
                 raise RuntimeError("the trainer's strategy shards them")
@@ -186,8 +184,8 @@ class Engine:
                 f"The weights of the kept epoch{f', {printable(path)},' if path else ''} cannot be put back:"
                 f" {printable(error)}. The weights stay as training left them."
             )
-            return NOT_RESTORED
-        return "in the model"
+            return False
+        return True
 
     def state_to_keep(self, model: object) -> dict[str, Any]:
         """Copy of the `state_dict` that the last check has read, on the CPU; empty for a model that is no module."""
@@ -215,10 +213,10 @@ class Engine:
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
     def add(self, epoch: int, values: Mapping[str, float], step: int | None = None) -> Check:
-        """Add a check, in place of one of the same epoch and step, and decide."""
+        """Add a check, and decide."""
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         is_best = self.history.add(entry)
-        if self.measured is not None and self.history.leads(entry):
+        if self.measured is not None and self.history.has_best_value(entry):
             self._best_contributions = self.measured.contributions
         if self.fitted is not None:
             line = describe_worse_than_chance(self.history.entries, self._n_columns, self.fitted.about["data"])
@@ -296,16 +294,15 @@ class Engine:
         baseline = self.summary.get(f"one_class_{metric.name}")
         return baseline is not None and max(values, default=-math.inf) < metric.sign * baseline
 
-    def log_summary(self, place: str) -> None:
-        """Say what was kept, why training ended, what that cost, and whether to trust it if that is in doubt.
-
-        `place` is where the kept weights are: "in the model" or not.
-        """
+    def log_summary(self, *, is_restored: bool) -> None:
+        """Say what was kept, why training ended, what that cost, and whether to trust it if that is in doubt."""
         if (kept := self.history.kept) is None:
             why = f"{self.history.why_none_kept()}. {self.summary['reason']}"
             self.log(f"bu-torch kept no epoch: {why} The model has the weights of training.")
             return
-        lines = self.history.describe_end(kept, self.summary, place, is_averaged=self.average.past is not None)
+        lines = self.history.describe_end(kept, self.summary, is_restored=is_restored)
+        if self.is_below_baseline and not is_restored:
+            lines[0] += " No check is as good as the same prediction for all samples."
         for line in (*lines, self.record.describe_cost(), *self._remarks):
             self.log(line, if_verbose=line.startswith(CLEAR))
 

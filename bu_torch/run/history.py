@@ -58,7 +58,7 @@ class History:
         value = self.metric.sign * entry.get(self.metric.signal, math.nan)
         return value if math.isfinite(value) else -math.inf
 
-    def leads(self, entry: Entry) -> bool:
+    def has_best_value(self, entry: Entry) -> bool:
         """Whether a check counts and its expected value of the metric beats that of all others that count."""
         others = [check for check in self.counted if check is not entry]
         return self._counts(entry) and self.value_of(entry) > max(map(self.value_of, others), default=-math.inf)
@@ -66,21 +66,15 @@ class History:
     def add(self, entry: Entry) -> bool:
         """Add a check with its score, decide, and return whether it is the best: the engine keeps it with its weights.
 
-        A resumed training may end an epoch a second time. Such a check replaces the last one, and stays kept if that
-        one was kept, because its weights are.
+        It takes the place of one that was made at the same epoch and step, and does not count.
         """
-        if self.settings.decides and self.rule.name not in entry:
+        if self.settings.decides and self.rule.name not in entry:  # that of a signal is measured
             entry[self.rule.name] = score_of(self.rule, entry)  # first, because a rule of the user's may raise anything
-        was_kept = False
         if self.is_last(entry["epoch"], entry.get("step")):
-            was_kept = self.kept is self.entries.pop()
-            self.n_not_compared = min(self.n_not_compared, len(self.entries))
-            self.decision = Decision()
-            self._decide(self.counted)
+            del self.entries[-1]
+            self.n_not_compared = len(self.entries)
         self.entries.append(entry)
         self._decide([entry])
-        if was_kept:
-            self.kept = entry
         if not (self.settings.decides and self._counts(entry) and math.isfinite(score := entry[self.rule.name])):
             return False
         return self.kept is None or score > self.kept[self.rule.name]
@@ -98,13 +92,17 @@ class History:
         by = f" by more than {min_delta:g}" if min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}."
 
-    def describe_end(self, kept: Entry, summary: Mapping[str, Any], place: str, *, is_averaged: bool) -> list[str]:
-        """Say what was kept and its `place`; and why training ended, and whether longer training may help."""
+    def describe_end(self, kept: Entry, summary: Mapping[str, Any], *, is_restored: bool) -> list[str]:
+        """Say what was kept and where; and why training ended, and whether longer training may help."""
         rule, path, ended = self.rule, summary.get("best_model_path"), summary["reason"]
         step = f", step {kept['step']}" if "step" in kept else ""
         score = f"{rule.shown(kept[self.score_name]):.4f}{rule.unit and f' {rule.unit}'}"
         file = f"in {printable(path)}" if path else ""
-        where = f"{file}, {place}" if file and place.startswith("not") else " and ".join(filter(None, (place, file)))
+        if is_restored:
+            where = " and ".join(filter(None, ("in the model", file)))
+        else:
+            where = ", ".join(filter(None, (file, "not in the model")))
+        is_averaged = self.settings.averaging is not None
         line = (
             f"bu-torch kept epoch {kept['epoch']}{step} ({rule.title}: {score})."
             f" Its {'averaged ' if is_averaged else ''}weights are {where}."

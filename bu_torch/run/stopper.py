@@ -11,7 +11,7 @@ from bu_torch.internal.network import device_of
 from bu_torch.internal.output import showing_progress
 from bu_torch.internal.replica import has_lazy_layers, has_shards
 from bu_torch.perturbation.draws import keeps_integers
-from bu_torch.run.engine import NOT_RESTORED, Engine, Results
+from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData, plan_check
 from bu_torch.run.reader import NetworkReader, TorchProcesses
@@ -161,7 +161,7 @@ class BoundaryUncertaintyStopper(Results):
         Raises:
             RuntimeError: If no epoch has been kept, the kept model was no module, or the weights do not fit `model`.
         """
-        place = NOT_RESTORED
+        is_restored = False
         try:
             if not self.engine.kept_weights:
                 kept, why = self.engine.history.kept, self.engine.history.why_none_kept()
@@ -174,19 +174,16 @@ class BoundaryUncertaintyStopper(Results):
                     f"The kept weights, of epoch {self.best_epoch}, do not fit `model`: {error}. Pass the network that"
                     " was checked, as it was then."
                 ) from error
-            place = "in the model"
+            is_restored = True
         finally:
-            self.close(place)
+            self.close(is_restored=is_restored)
 
-    def close(self, place: str = NOT_RESTORED) -> None:
-        """Say what was kept and why training ended, once; `restore` and leaving a `with` do so too.
-
-        `place` is where the kept weights are, in words.
-        """
+    def close(self, *, is_restored: bool = False) -> None:
+        """Say what was kept and why training ended, once; `restore`, after which it `is_restored`, does so too."""
         if not self._is_closed:
             self._is_closed = True
             self.judge()
-            self.engine.log_summary(place)
+            self.engine.log_summary(is_restored=is_restored)
 
     def __enter__(self) -> Self:
         return self

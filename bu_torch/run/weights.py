@@ -42,8 +42,8 @@ class WeightAverage:
         self.values: dict[str, Tensor] = {}
         self._averages: dict[str, Tensor] = {}
 
-    def update(self, module: nn.Module, *, is_again: bool = False) -> None:
-        """Add the weights of a check, unless they were added before a resume (`is_again`).
+    def update(self, module: nn.Module) -> None:
+        """Add the weights of a check.
 
         If an averaged weight has become NaN or infinite, the average stays, and `values` are empty until the next
         check.
@@ -64,18 +64,17 @@ class WeightAverage:
             self.values = {}
             return
         averages: dict[str, Tensor] = {}
-        enters = not (is_again and self.n_checks)
         with torch.inference_mode(False), torch.no_grad():
             for name in finite:
                 weight, before = weights[name], self._averages.get(name)
                 if before is None or before.shape != weight.shape:
                     before = weight.clone()
                 averages[name] = sharded_like(before, weight).to(weight.device, weight.dtype)
-            if averages and enters:
+            if averages:
                 share = 1 - min(self.past, self.n_checks / (self.n_checks + _WARM_UP))
                 torch._foreach_lerp_(list(map(local, averages.values())), [local(weights[n]) for n in averages], share)
         self.values = self._averages = averages
-        self.n_checks += enters
+        self.n_checks += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Averages by name, whole and on the CPU, and how many checks are in them."""

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from bu_torch.run.engine import Engine
 from bu_torch.run.history import History
 from bu_torch.run.settings import Settings
 
@@ -13,20 +14,13 @@ def check(epoch, score, step=None):
     return {"epoch": epoch, **({} if step is None else {"step": step}), **values}
 
 
-@pytest.mark.parametrize("again", [0.9, 0.4, 0.95])
-@pytest.mark.parametrize("was_kept", [True, False])
-def test_a_check_that_is_made_again_takes_the_place_of_the_last(again, was_kept):
-    history = History(Settings(patience=5))
-    first, best = check(0, 0.5, step=4), check(1, 0.9 if was_kept else 0.3, step=8)
-    for entry in (first, best):
-        if history.add(entry):
-            history.kept = entry
-    entry = check(1, again, step=8)
-    is_new = history.add(entry)
-    assert len(history.entries) == 2
-    assert is_new == (not was_kept and again > 0.5)
-    assert history.kept is (entry if was_kept else first)
-    assert history.decision.wait == (0 if again > 0.5 else 1)
+def test_a_check_that_counts_is_not_made_again():
+    engine = Engine(Settings())  # not prepared
+    engine.add(1, check(1, 0.9, step=8), 8)
+    assert engine.check(None, 1, 8) == (engine.history.entries[0], False)
+    engine.forget_checks()
+    assert engine.add(1, check(1, 0.4, step=8), 8).is_best
+    assert [entry["expected_accuracy"] for entry in engine.history.entries] == [0.4]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +42,12 @@ def test_where_nothing_is_kept_the_reason_is_named(scores, first, why):
     [([0.1, 0.9], None, True), ([*[0.1] * 9, 0.9, 0.5], None, True), ([0.9, 0.5], None, False), ([0.9], 0, False)],
 )
 def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, is_late, is_averaged):
-    history, end = History(Settings()), {"reason": "Training ended.", "stopped_epoch": stopped}
+    history = History(Settings(averaging=0.7 if is_averaged else None))
+    end = {"reason": "Training ended.", "stopped_epoch": stopped}
     for epoch, score in enumerate(scores):
         if history.add(entry := check(epoch, score)):
             history.kept = entry
-    _, said = history.describe_end(history.kept, end, "in the model", is_averaged=is_averaged)
+    _, said = history.describe_end(history.kept, end, is_restored=True)
     assert ("longer" in said, "`averaging=None`" in said) == (is_late, is_late and is_averaged)
 
 
@@ -60,5 +55,5 @@ def test_no_best_value_is_sought_before_the_first_epoch_that_counts():
     history, found = History(Settings(start_from_epoch=1)), []
     for epoch, score in enumerate((0.9, 0.5, 0.7)):
         history.add(entry := check(epoch, score))
-        found.append(history.leads(entry))
+        found.append(history.has_best_value(entry))
     assert found == [False, True, True]
