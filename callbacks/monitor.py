@@ -8,19 +8,9 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.samples import (
-    WAY_OUT,
-    InputWatch,
-    Reference,
-    Source,
-    check_reference,
-    is_pair,
-    training_data,
-)
 from bu_torch.callbacks.trainer import (
     FITTING,
     NAMESPACE,
-    OUT_OF_REACH,
     RAW_WEIGHTS,
     Callback,
     LightningModule,
@@ -36,6 +26,15 @@ from bu_torch.callbacks.trainer import (
     record_folder,
     skip_empty_hooks,
     training_loss,
+)
+from bu_torch.callbacks.training_data import (
+    WAY_OUT,
+    InputWatch,
+    Reference,
+    Source,
+    check_reference,
+    is_pair,
+    training_data,
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
@@ -185,17 +184,18 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                 "`callbacks` must hold one callback of bu-torch. The stopping callback logs all that the monitor does."
                 " Give each its own `Trainer`."
             )
-        # Behind `WeightAveraging`, so that a check measures the average that a checkpoint holds.
-        callbacks = trainer.callbacks
-        end = max((n + 1 for n, callback in enumerate(callbacks) if isinstance(callback, WeightAveraging)), default=0)
-        trainer.callbacks = [*sorted(callbacks[:end], key=lambda callback: callback is self), *callbacks[end:]]
-        given = {name: getattr(self, name) for name in _SETTINGS}  # which may have been set since
-        averages = any(isinstance(one, WeightAveraging | StochasticWeightAveraging) for one in callbacks)
-        if averages or type(trainer.strategy).__name__ in OUT_OF_REACH:
-            given["averaging"] = None
+        callbacks, processes = list(trainer.callbacks), LightningProcesses(trainer)
+        averages = [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
+        if averages and callbacks.index(self) < callbacks.index(averages[-1]):
+            callbacks.remove(self)  # a check must measure the average that a checkpoint holds
+            callbacks.insert(callbacks.index(averages[-1]) + 1, self)
+            trainer.callbacks = callbacks
+        settings = {name: getattr(self, name) for name in _SETTINGS}  # which may have been set since
+        if averages or processes.weights_are_hidden or any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
+            settings["averaging"] = None
         with misconfigured(TypeError, ValueError):
-            self._reset(Settings(**given))  # states are loaded after `setup`
-        self.engine.processes = LightningProcesses(trainer)
+            self._reset(Settings(**settings))  # states are loaded after `setup`
+        self.engine.processes = processes
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         engine = self.engine
@@ -291,7 +291,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # After an exception Lightning calls no `teardown`.
         self._watch.detach()
-        self.engine.inputs = None  # on a device whose memory may be short; all else is needed to judge
+        self.engine.perturbed = None  # on a device whose memory may be short; all else is needed to judge
         self.engine.is_over = True
         if not self.engine.settings.decides:
             self.engine.end(describe_exception(exception))

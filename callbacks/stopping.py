@@ -8,7 +8,6 @@ from typing import Any, Self
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, holders_of_weights
-from bu_torch.callbacks.samples import Reference
 from bu_torch.callbacks.trainer import (
     FITTING,
     Callback,
@@ -22,6 +21,7 @@ from bu_torch.callbacks.trainer import (
     misconfigured,
     skip_empty_hooks,
 )
+from bu_torch.callbacks.training_data import Reference
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
@@ -189,7 +189,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """Make a check; have its file written if it is the best, and stop training if it says so."""
         check, history = super()._make_check(trainer, pl_module), self.engine.history
         if check.is_best and self._keeper is not None:
-            self._keeper.set_outdated()  # it writes when other callbacks and the module have had this hook
+            self._keeper.ask_to_write()  # it writes when other callbacks and the module have had this hook
         # Histories are equal, but a process in which a rule of the user's differs would leave the others waiting.
         should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)
         n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending

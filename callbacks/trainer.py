@@ -67,8 +67,8 @@ CHANGE_INPUTS = (
     " of several, `input_key=[...]` names those that `forward` takes."
 )
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
-OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
-SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
+HIDING = (*WRAPPING, "XLAFSDPStrategy")  # their shards do not show which weights they hold
+SHARDED = (*HIDING, "ModelParallelStrategy")  # where no process has the whole network
 RAW_WEIGHTS = "raw_state_dict"  # weights of training beside the measured ones in a checkpoint
 
 
@@ -87,16 +87,16 @@ class LightningProcesses(Processes):
     def __init__(self, trainer: Trainer) -> None:
         self.count, self.rank, self._strategy = trainer.world_size, trainer.global_rank, trainer.strategy
         strategy = type(trainer.strategy).__name__
-        self.are_sharded, self.hide_weights = strategy in SHARDED, strategy in OUT_OF_REACH
+        self.are_sharded, self.weights_are_hidden = strategy in SHARDED, strategy in HIDING
 
     def broadcast(self, value: T) -> T:
         return self._strategy.broadcast(value)
 
 
-def skip_empty_hooks(callback: Callback) -> None:
-    """Have Lightning skip the hooks of each batch that nobody has overridden: it does not call those that are None."""
+def skip_empty_hooks(callback: Callback, *others: str) -> None:
+    """Have Lightning skip hooks of each batch, all empty ones and others: it does not call those that are None."""
     for name in _BATCH_HOOKS:
-        if getattr(type(callback), name) is getattr(Callback, name):
+        if name in others or getattr(type(callback), name) is getattr(Callback, name):
             setattr(callback, name, None)
 
 
@@ -210,9 +210,7 @@ class FileKeeper(ModelCheckpoint):
             filename=f"{filename or 'boundary-{epoch}-{step}'}-{token}",
             save_weights_only=owner.save_weights_only,
         )
-        skip_empty_hooks(self)
-        if not owner.is_by_steps:
-            self.__dict__["on_train_batch_end"] = None  # Lightning does not call it
+        skip_empty_hooks(self, *(() if owner.is_by_steps else ("on_train_batch_end",)))
         self.engine: Engine = engine
         places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
         example = "'{epoch}-{expected_accuracy:.3f}'"
@@ -220,7 +218,7 @@ class FileKeeper(ModelCheckpoint):
         with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=before):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
         self._written: set[str] = owner._written  # best files of this process, in all fits of the callback
-        self._is_outdated = False  # the last check is the best, and not written yet
+        self._must_write = False  # the last check is the best, and not written yet
         self.is_saving = False
         self._earlier = ""  # best file before, until the next is written
         self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
@@ -237,9 +235,9 @@ class FileKeeper(ModelCheckpoint):
         if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
             self.dirpath: Any = str(Path(folder).absolute())
 
-    def set_outdated(self) -> None:
+    def ask_to_write(self) -> None:
         """Have the kept check written when the hook comes; until then the file of the best before is not the best."""
-        self._is_outdated, self._earlier = True, self.best_model_path or self._earlier
+        self._must_write, self._earlier = True, self.best_model_path or self._earlier
         self.set_best("", None)
 
     def set_best(self, path: str, score: Tensor | None) -> None:
@@ -251,9 +249,9 @@ class FileKeeper(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Write the kept check in place of the best file before, unless that has been done."""
         kept = self.engine.history.kept
-        if not self._is_outdated or kept is None:
+        if not self._must_write or kept is None:
             return
-        self._is_outdated = False
+        self._must_write = False
         values = {name: _on_cpu(value) for name, value in kept.items() if name not in ("epoch", "step")}
         path: str = self._get_metric_interpolated_filepath_name(self._monitor_candidates(trainer) | values, trainer)
         self.set_best(path, values[self.monitor])

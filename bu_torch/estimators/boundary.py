@@ -34,7 +34,7 @@ _TENSORS = ("neighbors", "nearest_distance", "probabilities_of_present", "votes_
 class PerturbedEstimator:
     """Labelled samples, each perturbed `n_draws` times: the base of estimators that are fitted once and score many.
 
-    A subclass defines `fit_checked`, which calls `fit_neighbors`, and `score_logits`. Arguments: `BoundaryUncertainty`.
+    A subclass defines `fit_to`, which calls `fit_neighbors`, and `score_logits`. Arguments: `BoundaryUncertainty`.
     """
 
     learns_metric = False  # True if the metric is one more space to choose where `feature_extractor` is None
@@ -76,7 +76,7 @@ class PerturbedEstimator:
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
         """
-        self.fit_checked(*self.as_samples(features, labels), sample_weight)
+        self.fit_to(*self.as_samples(features, labels), sample_weight)
         return self
 
     def as_samples(self, features: Any, labels: Any, name: str = "features") -> tuple[Tensor, Tensor]:
@@ -85,9 +85,9 @@ class PerturbedEstimator:
         inputs = as_features(features, name, keep_integers=keeps_integers, keep_bytes=keeps_bytes)
         return inputs, as_labels(labels, len(inputs), are_several=True).to(inputs.device)
 
-    def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Any:
+    def fit_to(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Any:
         """`fit` to samples that `as_samples` has checked."""
-        raise NotImplementedError(f"{type(self).__name__} must define `fit_checked`.")
+        raise NotImplementedError(f"{type(self).__name__} must define `fit_to`.")
 
     def fit_neighbors(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> ChosenSpace:
         """Choose the space, find neighbours of checked samples there, and perturb the samples; gives the space."""
@@ -212,7 +212,7 @@ class BoundaryUncertainty(PerturbedEstimator):
 
     learns_metric = True
 
-    def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
+    def fit_to(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
         """`fit` to checked samples; gives samples (N, k) and perturbed samples (n_draws * N, k) as points."""
         expected, chosen = self.fit_probabilities(inputs, labels, sample_weight)
         self.vote_skill, self.regression_skill = expected.skills_

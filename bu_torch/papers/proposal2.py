@@ -64,7 +64,7 @@ class ParzenUncertainty(PerturbedEstimator):
         self.pairs_at = check_choice("pairs_at", pairs_at, ("perturbed", "sample"))
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
 
-    def fit_checked(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
+    def fit_to(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
         points = self.fit_neighbors(inputs, labels, sample_weight).points
         if self.pairs_at == "sample":
             self.perturbed = followed_by(self.perturbed, inputs)

@@ -20,7 +20,7 @@ from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, score_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import LEFT_OUT, Samples
-from bu_torch.signals.measuring import Signals, fingerprint_of, fit_in_memory
+from bu_torch.signals.measuring import Signals, fingerprint_of, fit_or_on_cpu
 from bu_torch.signals.metrics import as_metric
 
 Paths = str | Path | Iterable[str | Path]
@@ -211,7 +211,7 @@ def fit_signals(signals: Signals, dataset: Any) -> None:
     if samples.n_ignored:
         warnings.warn(LEFT_OUT.format(samples.n_ignored), stacklevel=3)
     if not hasattr(signals, "fingerprint"):
-        fit_in_memory(signals, inputs, labels, samples.weights)
+        fit_or_on_cpu(signals, inputs, labels, samples.weights)
     elif signals.fingerprint != fingerprint_of(signals.boundary, inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or not at all, got other samples.")
 

@@ -31,7 +31,7 @@ from bu_torch.signals.measuring import Signals
 _COMPARED_SETTINGS = ["metric", "averaging", "start_from_epoch", "n_neighbors", "n_draws", "max_samples"]
 _COMPARED_SETTINGS += ["seed", "class_weight"]
 
-PREPARATION = ("plan", "samples", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
+PREPARATION = ("plan", "fingerprint", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
 
 
 class Check(NamedTuple):
@@ -60,7 +60,7 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.processes, self.reader = Processes(), NetworkReader(settings)
-        self._outputs = OutputReader("The module", self.warn, partial(self.log, if_verbose=True))
+        self._output_reader = OutputReader("The module", self.warn, partial(self.log, if_verbose=True))
         self.history = History(settings)
         self.average = WeightAverage(settings.averaging)
         # `state_dict` of the kept check on the CPU, of shards this process's; empty if it was that of no module.
@@ -70,7 +70,7 @@ class Engine:
         # Of this run, or of the one that it resumes, until `prepare` is called; as plain data.
         self.preparation: dict[str, Any] = dict.fromkeys(PREPARATION)
         self.fitted: Any = None  # `Fitted`, in the first process from `prepare` until `release`
-        self.inputs: Any = None  # perturbed samples, in the processes that read the network
+        self.perturbed: Any = None  # perturbed samples, in the processes that read the network
         self.is_over = False  # from `release`, or an exception, on
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
         self._remarks: list[str] = []  # lines on whether to trust it, and on its threshold
@@ -103,10 +103,10 @@ class Engine:
 
         self.preparation, self.reader.packing, is_comparable = processes.on_first(prepared)
         self.is_prepared = True
-        self.inputs = None if self.fitted is None else self.fitted.signals.boundary.perturbed
+        self.perturbed = None if self.fitted is None else self.fitted.signals.boundary.perturbed
         if processes.are_sharded and processes.count > 1:
-            inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.inputs).to("cpu"))
-            self.inputs = inputs.to(device)
+            inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.perturbed).to("cpu"))
+            self.perturbed = inputs.to(device)
         if not is_comparable:
             self._start_anew("The run resumes with different training samples, or with another version of bu_torch")
         self.record.start(started)
@@ -133,8 +133,8 @@ class Engine:
 
     def try_out(self, model: Any) -> None:
         """Refuse a model before it trains, by its logits at a few inputs; warn if token ids are moved like numbers."""
-        logits = partial(self.reader.try_out, model, self.inputs, is_sharded=self.processes.are_sharded)
-        self.processes.on_logits(logits, self.check_columns)
+        logits = partial(self.reader.try_out, model, self.perturbed, is_sharded=self.processes.are_sharded)
+        self.processes.read_then_on_first(logits, self.check_columns)
         parts = model.modules() if isinstance(model, nn.Module) else ()
         embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in parts)
         if embeds and self.fitted is not None and self.fitted.moves_integers:  # its `forward` must round them
@@ -154,14 +154,14 @@ class Engine:
 
         def logits() -> Tensor:
             with evaluation_copy(model, self.average.values, is_sharded=are_sharded) as network:
-                return self._outputs.logits(partial(self.reader.logits_at, network, self.inputs))
+                return self._output_reader.logits(partial(self.reader.logits_at, network, self.perturbed))
 
-        measured = self.processes.on_logits(logits, self.measure)
+        measured = self.processes.read_then_on_first(logits, self.measure)
         check = self.add(epoch, measured, step)
         self._write(check, started, train_loss)
         if check.is_best:
             with self.record.timing("saving_seconds"):
-                weights = {} if self.processes.hide_weights else self.state_to_keep(model)
+                weights = {} if self.processes.weights_are_hidden else self.state_to_keep(model)
                 self.kept_weights, history.kept = weights, check.entry  # Ctrl-C comes before or after both
         return check
 
@@ -175,7 +175,7 @@ class Engine:
         A failure is only a warning: the training is over, and has succeeded.
         """
         try:
-            if self.processes.hide_weights:
+            if self.processes.weights_are_hidden:
                 raise RuntimeError("the trainer's strategy shards them")
             self.restore(model)
         except Exception as error:  # those of a damaged state, or the user's `load_state_dict`, may raise anything
@@ -309,7 +309,7 @@ class Engine:
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""
         self.is_over = True
-        self.fitted = self.inputs = self.measured = None
+        self.fitted = self.perturbed = self.measured = None
         self.processes, self.reader = Processes(), NetworkReader(self.settings)
         self.average = WeightAverage(self.settings.averaging)
 

@@ -23,7 +23,7 @@ from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import with_readings
 from bu_torch.samples.samples import LEFT_OUT, ClassWeight, Samples, class_shares, rare_class, subsample
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.measuring import Signals, fit_in_memory
+from bu_torch.signals.measuring import Signals, fit_or_on_cpu
 from bu_torch.signals.metrics import ACCURACY, as_metric
 from bu_torch.space.extractors import MixedFeatures
 
@@ -78,7 +78,7 @@ class Fitted(NamedTuple):
 
     signals: Signals
     rows: Tensor  # places of the samples in the dataset, (N,)
-    about: Mapping[str, Any]  # samples and classes in words, for the record
+    about: Mapping[str, Any]  # numbers of samples and classes, their names, skills: for the record and the verdict
     moves_integers: bool  # samples are integers, such as token ids may be, and are moved like numbers
 
 
@@ -87,7 +87,7 @@ class TrainingData(NamedTuple):
 
     samples: Samples
     plan: Plan
-    module: nn.Module | None = None  # its features before training may be the space
+    untrained_network: nn.Module | None = None  # its features may be the space, by default not of tables
     class_weight: ClassWeight | None = None  # applies if the settings have none
 
 
@@ -106,11 +106,11 @@ def prepare_signals(
     `has_checks`. Errors are those of `Signals`.
 
     Returns what the first process needs, and for all: the entries of a state, the layout of several tensors a sample,
-    and whether earlier checks were made at the same samples. A resumed run cannot repeat the choice of a space, because
-    the network has changed. So a state holds the whole preparation if the space is the network's features, and
-    otherwise the name of the space.
+    and whether earlier checks were made at the same samples. A resumed run cannot repeat the choice of a space for
+    which the network was a candidate, because that has changed. So a state then holds the name of the space, or the
+    whole preparation if the space is the network's features.
     """
-    samples, plan, module, class_weight = data
+    samples, plan, network, class_weight = data
     plan = Plan(*resumed["plan"]) if resumed["plan"] else plan
     samples = subsample(samples, plan.n_samples, settings.seed)
     if samples.n_ignored:
@@ -119,16 +119,16 @@ def prepare_signals(
     _check_classes(samples)
     adapted, space = _settings_for(settings, samples, readings), resumed["space"]
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
-    if module is not None and samples.packing is not None:
-        module = PackedNetwork(module, samples.packing)
-    signals = make_signals(module)
+    if network is not None and samples.packing is not None:
+        network = PackedNetwork(network, samples.packing)
+    signals = make_signals(network)
     uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
-    saved, known = resumed["prepared"] if has_checks and uses_module else None, resumed["samples"]
+    saved, earlier = resumed["prepared"] if has_checks and uses_module else None, resumed["fingerprint"]
     if saved is not None:
         try:
             signals.restore(saved, samples.inputs, samples.labels, samples.weights)
         except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
-            saved, known = None, ""
+            saved, earlier = None, ""
     if saved is None:
         if has_checks and uses_module and signals.boundary.feature_extractor is None and space is None:
             # A network that has learnt the labels would leak them into the choice.
@@ -137,7 +137,7 @@ def prepare_signals(
         has_own_code = callable(settings.feature_extractor) or callable(settings.perturbation)
         if samples.packing is None and inputs.ndim == 4 and not has_own_code and device.type != "mps":  # no float64
             inputs = inputs.to(device)  # which is faster for images
-        fit_in_memory(signals, inputs, samples.labels, samples.weights)
+        fit_or_on_cpu(signals, inputs, samples.labels, samples.weights)
         name: Any = signals.boundary.space_name_
         space = name if uses_module and name in get_args(SpaceName) else None
         saved = signals.state() if uses_module and space is None else None
@@ -145,8 +145,8 @@ def prepare_signals(
     for line in filter(None, (signals.metric.prices, _describe_doubt(signals))):
         log(line)
     fingerprint = signals.fingerprint
-    state = {"plan": tuple(plan), "samples": fingerprint, "prepared": saved, "space": space}
-    is_comparable = not has_checks or known in (None, fingerprint)
+    state = {"plan": tuple(plan), "fingerprint": fingerprint, "prepared": saved, "space": space}
+    is_comparable = not has_checks or earlier in (None, fingerprint)
     is_moved = not (samples.inputs.is_floating_point() or keeps_integers(adapted.perturbation))
     fitted = Fitted(signals.to(device), samples.rows, _about(signals, samples), is_moved and samples.packing is None)
     return fitted, state, samples.packing, is_comparable

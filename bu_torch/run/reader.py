@@ -23,11 +23,11 @@ _FEW = 32  # inputs at which a network is tried out
 
 
 class Processes:
-    """A single process, and the base of several: a trainer overrides all but `on_first` and `on_logits`."""
+    """A single process, and the base of several: a trainer overrides all but `on_first` and `read_then_on_first`."""
 
     count, rank = 1, 0
     are_sharded = False  # no process has the whole network
-    hide_weights = False  # nor shows which part it has
+    weights_are_hidden = False  # nor shows which part it has
 
     def broadcast(self, value: T) -> T:
         """Give the value of the first process to all."""
@@ -49,7 +49,7 @@ class Processes:
             raise error or RuntimeError(f"The first process failed: {message}")
         return cast("T", result)
 
-    def on_logits(self, read: Callable[[], Tensor], work: Callable[[Tensor], T]) -> T:
+    def read_then_on_first(self, read: Callable[[], Tensor], work: Callable[[Tensor], T]) -> T:
         """Run `work` on what `read` gives in the first process; if each holds a part of the network, all read."""
         if not self.are_sharded:
             return self.on_first(lambda: work(read()))

@@ -19,7 +19,7 @@ from torch import Tensor
 from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 4  # raise it when the meaning of the lines of a record changes
-VERSION = 3  # of what `Engine.state_dict` returns
+VERSION = 4  # of what `Engine.state_dict` returns
 _TENSORS = (("predictions", torch.int64), ("best_contributions", torch.float64))
 _NAME = "boundary_uncertainty"
 

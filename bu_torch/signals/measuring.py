@@ -72,7 +72,7 @@ class Signals:
         Arguments and errors are those of `BoundaryUncertainty.fit`.
         """
         boundary, (inputs, labels) = self.boundary, self.boundary.as_samples(features, labels)
-        points, perturbed = boundary.fit_checked(inputs, labels, sample_weight)
+        points, perturbed = boundary.fit_to(inputs, labels, sample_weight)
         # Near a sample that it was made from, a perturbed one would be trusted for having that sample's label.
         sources = [torch.arange(len(labels), device=labels.device).repeat(boundary.n_draws)]
         if isinstance(boundary.perturbed, PerturbedInputs):
@@ -236,7 +236,7 @@ def contributions_to(metric: ExpectedMetric, outputs: NetworkOutputs, values: Ma
     return influence(metric.formula, logits, outputs.label_probabilities_for(metric), n_draws)
 
 
-def fit_in_memory(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
+def fit_or_on_cpu(signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None) -> None:
     """Call `Signals.fit`, on the CPU if the memory of the device of `inputs` is too small: training may still fit."""
     try:
         signals.fit(inputs, labels, sample_weight)

@@ -116,7 +116,7 @@ def test_the_file_loads_as_any_other_and_holds_the_weights_of_training_unless_to
 
 def test_weights_out_of_reach_are_said_to_be_in_the_file():
     engine = scripted().engine
-    engine.processes.hide_weights, engine.summary = True, {"best_model_path": "best.ckpt"}
+    engine.processes.weights_are_hidden, engine.summary = True, {"best_model_path": "best.ckpt"}
     with pytest.warns(UserWarning, match=r"best\.ckpt"):
         assert not engine.put_back(nn.Linear(1, 1))
 
