@@ -261,11 +261,12 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if expected.shape[1:] != got.shape[1:]:
         return f"inputs of shape {tuple(got.shape[1:])} instead of {tuple(expected.shape[1:])}"
     before, after = expected.double(), got.double()
-    are_indices = not (expected.is_floating_point() or got.is_floating_point())  # they have no units
-    known, rows = before.flatten(1)[:_MOST_ROWS], after.flatten(1)[:_MOST_ROWS]
+    if not (expected.is_floating_point() or got.is_floating_point()):  # indices have no units
+        return ""
+    known, rows = (part[:_MOST_ROWS].reshape(len(part[:_MOST_ROWS]), -1) for part in (before, after))
     rows = rows[rows.amax(dim=1) > rows.amin(dim=1)] if rows.shape[1] > 1 else rows  # constant ones say little
     reach = _CLOSE * float(known.std()) * math.sqrt(known.shape[1])
-    if are_indices or bool((torch.cdist(rows, known) <= reach).any()):
+    if bool((torch.cdist(rows, known) <= reach).any()):
         return ""
     middle, mean = float(before.mean()), float(after.mean())
     spread, spread_now = float(before.std()), float(after.std())

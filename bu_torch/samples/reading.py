@@ -11,6 +11,7 @@ import multiprocessing
 import sys
 import textwrap
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -56,6 +57,7 @@ _FEW = 8
 _MOST_INDICES = 100_000_000  # of a sampler without an end
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
+_without_worker = weakref.WeakSet[DataLoader[Any]]()  # loaders for which one has failed, maybe after that time
 _Result = TypeVar("_Result")
 
 
@@ -315,7 +317,8 @@ def with_batches(
     """
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     # Other methods than "fork" need a main module that is guarded, and a daemonic process may start no other.
-    if not multiprocessing.current_process().daemon and (loader.num_workers or method == "fork"):
+    may_start = not multiprocessing.current_process().daemon and (loader.num_workers or method == "fork")
+    if may_start and loader not in _without_worker:
         in_worker = {
             "worker_init_fn": partial(_init_worker, loader.worker_init_fn, seed),
             "num_workers": 1,
@@ -329,6 +332,7 @@ def with_batches(
         except DatasetError:  # tensors on a GPU, connections, locks and threads do not work in a forked process
             if loader.num_workers:
                 raise
+            _without_worker.add(loader)
     with preserved_random_state(seed):
         dataset, collate_fn = _copied(loader)
         with closing(_batches(dataset, collate_fn=collate_fn, **sampling)) as batches:

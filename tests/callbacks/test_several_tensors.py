@@ -122,6 +122,18 @@ def test_numbers_move_toward_a_neighbour_and_categories_are_taken_from_it(tmp_pa
     assert N / 2 < (~kept).sum() < 2 * N
 
 
+class Scaled(Table):
+    def forward(self, numbers, factor):
+        return self.out(numbers.repeat(1, 4) * factor.unsqueeze(1))
+
+    def training_step(self, batch, batch_idx):
+        return self(*batch[:2]).square().mean()
+
+
+def test_one_number_a_sample_may_be_an_input(tmp_path):
+    assert len(run(tmp_path, Scaled, TensorDataset(NUMBERS, NUMBERS[:, 0], Y))) == 2
+
+
 class Normed(nn.BatchNorm1d):
     def forward(self, tree):
         return torch.cat((tree["categories"], super().forward(tree["numbers"])), 1)
