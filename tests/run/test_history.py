@@ -19,8 +19,7 @@ def test_a_check_that_counts_is_not_made_again():
     engine.add(1, check(1, 0.9, step=8), 8)
     assert engine.check(None, 1, 8) == (engine.history.entries[0], False)
     engine.forget_checks()
-    assert engine.add(1, check(1, 0.4, step=8), 8).is_best
-    assert [entry["expected_accuracy"] for entry in engine.history.entries] == [0.4]
+    assert engine.add(1, check(1, 0.4, step=8), 8) == (engine.history.entries[0], True)
 
 
 @pytest.mark.parametrize(
@@ -36,19 +35,18 @@ def test_where_nothing_is_kept_the_reason_is_named(scores, first, why):
     assert history.why_none_kept() == ("no check counted" if scores else "no check was made")
 
 
-@pytest.mark.parametrize("is_averaged", [True, False])
+@pytest.mark.parametrize("averaging", [0.7, None])
 @pytest.mark.parametrize(
     ("scores", "stopped", "is_late"),
     [([0.1, 0.9], None, True), ([*[0.1] * 9, 0.9, 0.5], None, True), ([0.9, 0.5], None, False), ([0.9], 0, False)],
 )
-def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, is_late, is_averaged):
-    history = History(Settings(averaging=0.7 if is_averaged else None))
-    end = {"reason": "Training ended.", "stopped_epoch": stopped}
+def test_a_kept_check_among_the_last_asks_for_longer_training(scores, stopped, is_late, averaging):
+    history, end = History(Settings(averaging=averaging)), {"reason": "Training ended.", "stopped_epoch": stopped}
     for epoch, score in enumerate(scores):
         if history.add(entry := check(epoch, score)):
             history.kept = entry
     _, said = history.describe_end(history.kept, end, is_restored=True)
-    assert ("longer" in said, "`averaging=None`" in said) == (is_late, is_late and is_averaged)
+    assert ("longer" in said, "`averaging=None`" in said) == (is_late, is_late and averaging is not None)
 
 
 def test_no_best_value_is_sought_before_the_first_epoch_that_counts():
