@@ -200,6 +200,8 @@ class FileKeeper(ModelCheckpoint):
     a resumed run writes to a new folder.
     """
 
+    state_key = "FileKeeper"  # one of its own
+
     def __init__(self, owner: Any, token: str) -> None:
         engine, filename = owner.engine, owner.filename
         super().__init__(
@@ -222,10 +224,6 @@ class FileKeeper(ModelCheckpoint):
         self.is_saving = False
         self._earlier = ""  # best file before, until the next is written
         self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
-
-    @property
-    def state_key(self) -> str:
-        return type(self).__qualname__
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

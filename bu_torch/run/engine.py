@@ -4,8 +4,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,7 +114,7 @@ class Engine:
         """Raise the reader's error unless a network's logits (n, J) have a column for each class."""
         n_classes = self.fitted.signals.boundary.classes.n_classes
         n_columns = 1 if n_classes > 2 and was_one_column(logits) else logits.shape[1]
-        with self._naming_the_network():
+        try:
             if n_columns < n_classes:
                 raise ValueError(
                     f"it gives logits in {n_columns} columns, but the labels have classes 0, ..., {n_classes - 1}. Let"
@@ -123,11 +122,6 @@ class Engine:
                     " boundary to measure."
                 )
             self.history.metric.check_columns(logits.shape[1])
-
-    @contextmanager
-    def _naming_the_network(self) -> Iterator[None]:
-        try:
-            yield
         except ValueError as error:
             raise self.reader.error(f"{self.reader.name}: {error}") from error
 
@@ -206,8 +200,7 @@ class Engine:
         # Those of a loaded state may be of other samples.
         before, best = (None if of is None or len(of) != n_rows else of.to(logits.device) for of, n_rows in known)
         self._n_columns = logits.shape[1]
-        with self._naming_the_network():
-            self.measured = signals.measure(logits, before, best)
+        self.measured = signals.measure(logits, before, best)
         self._predictions = self.measured.predictions
         values = {**self.measured.values, STANDARD_ERROR: self.measured.standard_error}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
@@ -303,7 +296,10 @@ class Engine:
         lines = self.history.describe_end(kept, self.summary, is_restored=is_restored)
         if self.is_below_baseline and not is_restored:
             lines[0] += " No check is as good as the same prediction for all samples."
-        for line in (*lines, self.record.describe_cost(), *self._remarks):
+        record = self.record  # a trainer's time on the hooks is not known here
+        spent = record.setup_seconds + record.check_seconds + record.saving_seconds
+        cost = f"Overhead of bu-torch: at least {spent:.1f} s on top of {record.training_seconds:.1f} s of training."
+        for line in (*lines, cost, *self._remarks):
             self.log(line, if_verbose=line.startswith(CLEAR))
 
     def release(self) -> None:

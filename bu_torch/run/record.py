@@ -50,11 +50,6 @@ class Record:
     def training_seconds(self) -> float:
         return self.seconds - self.check_seconds - self.saving_seconds
 
-    def describe_cost(self) -> str:
-        """Say what this package cost on top of training; a trainer's time on its hooks is not known here."""
-        spent = self.setup_seconds + self.check_seconds + self.saving_seconds
-        return f"Overhead of bu-torch: at least {spent:.1f} s on top of {self.training_seconds:.1f} s of training."
-
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
         """Add the time within to one of the sums."""
