@@ -91,11 +91,12 @@ class MetricTrial(NamedTuple):
         return cls(labels, weights, (first, second), (of_space, of_metric), skills, is_clear[0], weight)
 
 
-class MetricRegression:
+class MixedRegression:
     """Two regressions of the labels, in a space and in the metric that labels teach in it, mixed; as `LabelRegression`.
 
     Skills and weights, also of the mixture with votes, follow from samples that have not taught the metric if there are
-    1000 or more, otherwise from the trial. Without a metric, votes are those of neighbours in the space.
+    1000 or more, otherwise from the trial. `metric` is that in which neighbours vote; None if they vote in the space:
+    then the second regression learns a metric of its own.
     """
 
     def __init__(self, trial: MetricTrial, metric: LabelMetric | None, *, seed: int = 0) -> None:
@@ -162,7 +163,7 @@ class ChosenSpace(NamedTuple):
     features: Tensor  # the samples (N, k) in the space
     points: Tensor  # the same in the metric, if there is one
     skills: dict[str, float]  # of each candidate if there were several
-    regression: LabelRegression | MetricRegression  # takes features of the space
+    regression: LabelRegression | MixedRegression  # takes features of the space
 
 
 def choose_space(estimator: "PerturbedEstimator", inputs: Tensor, labels: Tensor) -> ChosenSpace:
@@ -208,9 +209,9 @@ def choose_space(estimator: "PerturbedEstimator", inputs: Tensor, labels: Tensor
         points = metric.transform(features)
         skills = {} if trial is None else dict(zip((name, "metric"), trial.vote_skills, strict=True))
         name = "metric"
-    regression: LabelRegression | MetricRegression = LabelRegression(seed=seed, metric=metric)
+    regression: LabelRegression | MixedRegression = LabelRegression(seed=seed, metric=metric)
     if trial is not None and (metric is not None or trial.regression_weight > 0):
-        regression = MetricRegression(trial, metric, seed=seed)
+        regression = MixedRegression(trial, metric, seed=seed)
     return ChosenSpace(name, space, metric, features, points, skills, regression)
 
 

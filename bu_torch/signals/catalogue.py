@@ -1,4 +1,4 @@
-"""Catalogue of signals: a formula and an entry for each number that a check measures."""
+"""Catalogue of signals: how each number that a check measures is computed and called."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NetworkOutputs:
-    """Arguments of all formulas: the logits (D * N, J) of a check, and what several formulas read of them.
+    """The logits (D * N, J) of a check, what several formulas read of them, and all default signals.
 
     `signals` have been fitted to D draws of N samples, with C classes that have samples, in ascending order.
     """

@@ -3,7 +3,7 @@ import torch
 
 from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, ParzenUncertainty, Signals
 from bu_torch.estimators.label_probabilities import LabelRegression, LabelVotes
-from bu_torch.estimators.space_choice import MetricRegression, MetricTrial
+from bu_torch.estimators.space_choice import MetricTrial, MixedRegression
 from bu_torch.functional.probabilities import brier_score
 from bu_torch.space.features import LabelMetric, average_gradient_outer_product, kernel_ridge, metric_root
 
@@ -198,7 +198,7 @@ def test_the_mixture_is_that_of_both_spaces_and_judged_by_labels_the_metric_has_
     points, labels = noisy(400)
     trial = MetricTrial.of(points, labels)
     metric = LabelMetric(max_samples=250).fit(points, labels)
-    mixture = MetricRegression(trial, metric).fit(points, labels)
+    mixture = MixedRegression(trial, metric).fit(points, labels)
     first = LabelRegression().fit(points, labels).predict_proba(points)
     second = LabelRegression().fit(metric.transform(points), labels).predict_proba(metric.transform(points))
     torch.testing.assert_close(mixture.predict_proba(points), torch.lerp(first, second, mixture.weight_))
