@@ -203,7 +203,7 @@ def _radius_of_folds(design: Tensor, targets: Tensor, confidence: float, seed: i
 
     n_folds = min(_FOLDS, len(targets))
     tested = torch.zeros(n_folds, len(targets), dtype=torch.bool, device="cpu")
-    folds = KFold(n_folds, shuffle=True, random_state=seed % 2**32)  # scikit-learn takes 32 bits
+    folds = KFold(n_folds, shuffle=True, random_state=int(seed) % 2**32)  # scikit-learn takes 32 bits
     for is_tested, (_, rows) in zip(tested, folds.split(targets), strict=True):
         is_tested[torch.from_numpy(rows)] = True
     errors = (_wrong(design, targets, ~tested) & tested).sum(dim=1) / tested.sum(dim=1)

@@ -294,7 +294,7 @@ class Engine:
             self.log(f"bu-torch kept no epoch: {why} The model has the weights of training.")
             return
         lines = self.history.describe_end(kept, self.summary, is_restored=is_restored)
-        if self.is_below_baseline and not is_restored:
+        if self.is_below_baseline:
             lines[0] += " No check is as good as the same prediction for all samples."
         record = self.record  # a trainer's time on the hooks is not known here
         spent = record.setup_seconds + record.check_seconds + record.saving_seconds
