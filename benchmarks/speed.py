@@ -45,9 +45,9 @@ from bu_torch import (
 from bu_torch.functional.score import (
     boundary_weights,
     half_gap,
-    predicted_probabilities,
     top_two,
     uncertainty_along_boundary,
+    uncertainty_between,
 )
 from bu_torch.internal.replica import copy_of
 from bu_torch.run.settings import AVERAGING
@@ -109,7 +109,7 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
 
     def check() -> None:
         top = top_two(logits)
-        local = 2 * predicted_probabilities(probabilities, top).amin(dim=1)
+        local = uncertainty_between(probabilities, top)
         uncertainty_along_boundary(logits, local, boundary_weights(half_gap(logits, top)))
         scores = functional.trust_score(distances, top[:, 0])
         functional.mean_trust_score(scores).item()  # waits for the device
@@ -231,7 +231,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
 
     def uncertainty() -> torch.Tensor:
         top = top_two(logits)
-        local = 2 * predicted_probabilities(votes, top).amin(dim=1)
+        local = uncertainty_between(votes, top)
         return uncertainty_along_boundary(logits, local, boundary_weights(half_gap(logits, top)))
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}

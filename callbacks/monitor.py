@@ -271,6 +271,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         # A trial keeps nothing, and an average without weights of the training is no network of it.
         if trainer.fast_dev_run or (average is not None and not int(average.n_averaged)):
             self.engine.forget_checks()
+            check = check._replace(is_best=False)
         with self.engine.record.timing("check_seconds"):
             self._logged = log_check(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check

@@ -93,10 +93,10 @@ class LightningProcesses(Processes):
         return self._strategy.broadcast(value)
 
 
-def skip_empty_hooks(callback: Callback, *others: str) -> None:
-    """Have Lightning skip hooks of each batch, all empty ones and others: it does not call those that are None."""
+def skip_empty_hooks(callback: Callback, other: str = "") -> None:
+    """Have Lightning skip hooks of each batch, all empty ones and one more: it does not call those that are None."""
     for name in _BATCH_HOOKS:
-        if name in others or getattr(type(callback), name) is getattr(Callback, name):
+        if name == other or getattr(type(callback), name) is getattr(Callback, name):
             setattr(callback, name, None)
 
 
@@ -212,7 +212,7 @@ class FileKeeper(ModelCheckpoint):
             filename=f"{filename or 'boundary-{epoch}-{step}'}-{token}",
             save_weights_only=owner.save_weights_only,
         )
-        skip_empty_hooks(self, *(() if owner.is_by_steps else ("on_train_batch_end",)))
+        skip_empty_hooks(self, "" if owner.is_by_steps else "on_train_batch_end")
         self.engine: Engine = engine
         places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
         example = "'{epoch}-{expected_accuracy:.3f}'"

@@ -264,9 +264,9 @@ class BoundaryUncertainty(PerturbedEstimator):
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits)
         classes = formulas.top_two(logits)
-        of_pairs = formulas.predicted_probabilities(self.probabilities_of_present, self.classes.columns(classes))
+        local = formulas.uncertainty_between(self.probabilities_of_present, self.classes.columns(classes))
         nearness = formulas.boundary_weights(formulas.half_gap(logits, classes), self.repeated_weights)
-        return formulas.uncertainty_along_boundary(logits, 2 * of_pairs.amin(dim=1), nearness)
+        return formulas.uncertainty_along_boundary(logits, local, nearness)
 
 
 class DoubtfulLabels(NamedTuple):

@@ -50,7 +50,7 @@ def boundary_uncertainty(logits: Tensor, probabilities: Tensor, *, weights: Tens
         raise ValueError(f"`probabilities` must lie in [0, 1], got values from {low} to {high}.")
     weights = relative_weights(weights, (len(logits),), logits.device)
     classes = top_two(logits)
-    local = 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
+    local = uncertainty_between(probabilities, classes)
     return uncertainty_along_boundary(logits, local, boundary_weights(half_gap(logits, classes), weights))
 
 
@@ -60,6 +60,11 @@ def predicted_probabilities(probabilities: Tensor, predictions: Tensor) -> Tenso
     columns = predictions.long().reshape(n_points, -1)
     known = probabilities.gather(1, columns.clamp(max=n_classes - 1))
     return torch.where(columns < n_classes, known, 0.0).double().view(predictions.shape)
+
+
+def uncertainty_between(probabilities: Tensor, classes: Tensor) -> Tensor:
+    """Local uncertainty u = 2 min(P_i, P_j) (N,), float64, of the classes (N, 2) by probabilities (N, C)."""
+    return 2 * predicted_probabilities(probabilities, classes).amin(dim=1)
 
 
 def top_two(scores: Tensor) -> Tensor:
@@ -228,15 +233,10 @@ def attainable(probabilities: Tensor, class_distances: Tensor, weights: Tensor |
     points by the uncertainty of their two likeliest classes, and runs between these; the trust of the nearest classes.
     """
     accuracy = expected_accuracy(probabilities, probabilities.argmax(dim=1), weights=weights)
-    local = largest_uncertainty(probabilities)
+    local = uncertainty_between(probabilities, top_two(probabilities))
     nearness = boundary_weights(-local, relative_weights(weights, (len(local),), local.device))
     trust = mean_trust_score(trust_score(class_distances, class_distances.argmin(dim=1)), weights)
     return Attainable(accuracy, uncertainty_along_boundary(probabilities, local, nearness), trust)
-
-
-def largest_uncertainty(probabilities: Tensor) -> Tensor:
-    """Local uncertainty (N,), float64, between the two likeliest classes by probabilities (N, J)."""
-    return 2 * predicted_probabilities(probabilities, top_two(probabilities)).amin(dim=1)
 
 
 def cost_of_memorising(probabilities: Tensor, weights: Tensor | None = None) -> Tensor:

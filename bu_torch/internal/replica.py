@@ -45,7 +45,7 @@ def preserved_random_state(seed: int | None = None) -> Iterator[None]:
 def start_from(seed: int) -> None:
     """Let global random states start from `seed`."""
     random.seed(seed)
-    np.random.seed(int(seed) % 2**32)  # noqa: NPY002  (datasets use it)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  (datasets use it)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
         torch.cuda.manual_seed_all(seed)

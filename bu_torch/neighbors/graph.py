@@ -46,7 +46,7 @@ class NeighborGraph:
             got = f"{len(features)}: pass a smaller `n_neighbors`"
             raise ValueError(f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {got}.")
         own = torch.arange(len(features), device=features.device)
-        distances, rows = nearest(features, features, self.n_neighbors - 1, exclude=own)
+        distances, rows = nearest(features, None, self.n_neighbors - 1)
         self.neighbors = torch.cat((own.unsqueeze(1), rows), dim=1)
         self.nearest_distance = first_positive(features, distances).to(features.dtype)
         return self
@@ -122,13 +122,16 @@ def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]
     return torch.from_numpy(k_means.centroids).to(points.device), float(k_means.obj[-1])  # type: ignore[index]
 
 
-def nearest(base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def nearest(base: Tensor, queries: Tensor | None, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The k rows, 1 <= k <= B, of a base (B, d) nearest to queries (Q, d); both float32 or both float64, on one device.
 
+    Without queries, they are the rows of the base, none of which finds itself.
     Gives distances (Q, k), float64, ascending, and rows (Q, k), int64. A search in float32 proposes some more than k
     candidates, which are ranked by their distances in float64; ties are in order of the rows. `exclude` (Q,) is a row
     that each query must not find (itself), -1 for none; if fewer than k rows are left, the last distances are inf.
     """
+    if queries is None:
+        queries, exclude = base, torch.arange(len(base), device=base.device)
     n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), len(base))
     centre = base.median(dim=0).values.double()
     scale = max(float((base.amax(dim=0) - centre).max()), float((centre - base.amin(dim=0)).max())) or 1.0

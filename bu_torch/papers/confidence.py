@@ -93,7 +93,8 @@ def generalization_interval(
     if n_tested is not None and not 0 < check_number("n_tested", n_tested) <= _MOST_TESTED:
         raise ValueError(f"`n_tested` must be > 0 and at most {_MOST_TESTED:.0e}, got {n_tested}.")
     design, targets = _as_sample(features, labels)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    seed = check_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     draws = _draws(len(targets), n_bootstrap, generator)
     if method == "cud":
         radius = _quantile([_supremum(design, targets, draw) for draw in draws], confidence)
@@ -203,7 +204,7 @@ def _radius_of_folds(design: Tensor, targets: Tensor, confidence: float, seed: i
 
     n_folds = min(_FOLDS, len(targets))
     tested = torch.zeros(n_folds, len(targets), dtype=torch.bool, device="cpu")
-    folds = KFold(n_folds, shuffle=True, random_state=int(seed) % 2**32)  # scikit-learn takes 32 bits
+    folds = KFold(n_folds, shuffle=True, random_state=seed % 2**32)  # scikit-learn takes 32 bits
     for is_tested, (_, rows) in zip(tested, folds.split(targets), strict=True):
         is_tested[torch.from_numpy(rows)] = True
     errors = (_wrong(design, targets, ~tested) & tested).sum(dim=1) / tested.sum(dim=1)

@@ -184,8 +184,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         raise ValueError(f"`features` must have one row per sample, {len(z)}, got {len(features)}.")
     if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
         raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
-    own = torch.arange(len(features), device=features.device)
-    distances, rows = nearest(features, features, n_neighbors, exclude=own)
+    distances, rows = nearest(features, None, n_neighbors)
     rows = torch.cat((torch.arange(len(z), device=z.device).unsqueeze(1), rows), dim=1)
     distances = torch.nn.functional.pad(distances, (1, 0))
     nearest_other, farthest = distances[:, 1:2], distances[:, -1:]

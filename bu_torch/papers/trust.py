@@ -27,8 +27,7 @@ def kept_by_density(features: Tensor, labels: Tensor, alpha: float, n_neighbors:
         if len(members) < n_neighbors:
             too_small.append(label)
         elif n_neighbors > 1:  # else every radius is 0
-            own = torch.arange(len(members), device=members.device)
-            radius = nearest(features[members], features[members], n_neighbors - 1, exclude=own)[0][:, -1]
+            radius = nearest(features[members], None, n_neighbors - 1)[0][:, -1]
             kept[members] = radius <= radius.sort().values[len(radius) - math.floor(alpha * len(radius)) - 1]
     if too_small:
         kept_all = f"Classes {too_small} have fewer than n_neighbors={n_neighbors} samples, which are all kept."
@@ -40,8 +39,7 @@ def kept_by_disagreement(features: Tensor, labels: Tensor, alpha: float, n_neigh
     """All but those with the largest share of other labels among their neighbours, then with the largest radius."""
     if len(features) <= n_neighbors:
         raise ValueError(f"`features` must hold more than n_neighbors={n_neighbors} samples, got {len(features)}.")
-    own = torch.arange(len(features), device=features.device)
-    distances, rows = nearest(features, features, n_neighbors, exclude=own)
+    distances, rows = nearest(features, None, n_neighbors)
     disagreement = (labels[rows] != labels.unsqueeze(1)).double().mean(dim=1)
     order = distances[:, -1].argsort(stable=True)
     order = order[disagreement[order].argsort(stable=True)]

@@ -72,7 +72,7 @@ class History:
             entry[self.rule.name] = score_of(self.rule, entry)  # first, because a rule of the user's may raise anything
         if self.is_last(entry["epoch"], entry.get("step")):
             del self.entries[-1]
-            self.n_not_compared = len(self.entries)
+            self.n_not_compared = min(self.n_not_compared, len(self.entries))
         self.entries.append(entry)
         self._decide([entry])
         if not (self.settings.decides and self._counts(entry) and math.isfinite(score := entry[self.rule.name])):

@@ -293,10 +293,12 @@ def class_weights_of(
 
     None with weights of the settings' own, or another metric than accuracy, in which each sample counts once.
     """
+    if settings.class_weight is not None or as_metric(settings.metric) != ACCURACY:
+        return None
     n_classes = 1 + int(as_labels(labels, len(labels)).max())
     losses = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss)
     weights = [_weights_in(part, n_classes) for part in module.modules() if isinstance(part, losses)]
-    if settings.class_weight is not None or as_metric(settings.metric) != ACCURACY or not any(weights):
+    if not any(weights):
         return None
     first = weights[0]
     are_clear = all(weight == first for weight in weights) and len(first) >= n_classes

@@ -88,7 +88,7 @@ def read_samples(
         TypeError, ValueError: If there is no sample, or they cannot be read.
     """
     keys = Keys(input_key, label_key)
-    check_seed(seed)
+    seed = check_seed(seed)
     if max_samples is not None:
         check_integer("max_samples", max_samples, 1)
 

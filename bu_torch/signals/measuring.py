@@ -12,7 +12,7 @@ from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.functional.checks import check_choice, check_tensor, mean_and_error
 from bu_torch.functional.metrics import best_threshold, decided_at, influence, left_out_thresholds
 from bu_torch.functional.probabilities import as_probabilities, scale_to_shares, shares_of
-from bu_torch.functional.score import Attainable, attainable, cost_of_memorising, largest_uncertainty
+from bu_torch.functional.score import Attainable, attainable, cost_of_memorising, top_two, uncertainty_between
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.neighbors.graph import class_distances
 from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows, followed_by, kind_of
@@ -116,7 +116,7 @@ class Signals:
         # In column-major memory the nearest class is found in a third of the time.
         self.distances = torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
         probabilities, weights = boundary.probabilities_of_present, boundary.repeated_weights
-        self.most_uncertainty = largest_uncertainty(probabilities)  # (D * N,) float64
+        self.most_uncertainty = uncertainty_between(probabilities, top_two(probabilities))  # (D * N,) float64
         self.attainable = attainable(probabilities, distances, weights)
         # Weight of the agreement with the labels in the score, where samples are read again and expected accuracy is
         # that by the other samples: half of what a memorised label costs, so that memorising never pays.

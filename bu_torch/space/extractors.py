@@ -172,7 +172,7 @@ class TokenFeatures:
         if len(self._known) > n_axes:
             from sklearn.decomposition import TruncatedSVD
 
-            random_state = int(self.seed) % 2**32  # scikit-learn takes 32 bits
+            random_state = self.seed % 2**32  # scikit-learn takes 32 bits
             found = TruncatedSVD(n_axes, random_state=random_state).fit(self._weighted(flat))
             self._axes = torch.from_numpy(found.components_.T.copy()).double()
         return self
