@@ -76,7 +76,7 @@ def curves(record: RunRecord) -> Section | None:
         layout["shapes"] = [line]
         label = {"x": record.kept, "y": 1, "yref": "paper", "yanchor": "bottom", "yshift": _LINE_HEIGHT}
         layout["annotations"].append(label | {"text": f"kept: {record.kept}", "showarrow": False})
-    reading = "The first curve is the score; the line marks the kept check." if check else ""
+    reading = "The first curve decided; the line marks the kept check." if check else ""
     reading += " Each axis shows the later values: those of the first quarter of the checks may be cut off."
     if record.settings.get("averaging"):
         reading += " All values but the loss are measured on averaged weights."
