@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import images
 import lightning as L
@@ -64,6 +65,7 @@ MANY = (1_000_000, 16, 26)  # for a check alone
 WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10), (200_000, 64, 10))
 OF_IMAGES = ((200, 64), (200, 128), (200, 224), (2000, 224))  # images and pixels a side
 LARGE = (1_000_000, 64, 10, 10)
+Training = tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]  # network, samples, batch size
 MOST_EPOCHS = 150  # what people would train for otherwise
 
 
@@ -376,11 +378,8 @@ def compare_trainings(quick: bool, device: str = "cpu") -> pd.DataFrame:
 
 
 def whole_trainings(quick: bool) -> pd.DataFrame:
-    """Preparation and checks of trainings that end by themselves, beside as many and all epochs without the callback.
-
-    All write a log, and checkpoints: with the callback its best, without it Lightning's own of each epoch.
-    """
-    cases: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]] = {}
+    """Whole trainings of tables, and of images if they are there."""
+    cases: dict[str, Training] = {}
     for name, n_samples, batch_size in (("spambase", 2_300, 128), ("spambase", 2_300, 32), ("letter", 10_000, 128)):
         features, labels = tables.read_table(name)
         rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[: 500 if quick else n_samples]
@@ -391,12 +390,46 @@ def whole_trainings(quick: bool) -> pd.DataFrame:
         pixels, classes = images.read("fashion")
         build = partial(images.network, images.TUNING["conv"], pixels.shape[1:], 10)
         cases["conv net, 3000 images, batches of 128"] = build, (pixels[:3_000], classes[:3_000]), 128
+    return time_whole(cases, quick)
+
+
+def whole_texts(quick: bool) -> pd.DataFrame:
+    """The same of a small transformer on token ids, of which a few are more frequent in each of eight classes."""
+    generator = torch.Generator().manual_seed(0)
+    n_samples = 100 if quick else 500
+    labels = torch.arange(n_samples) % 8
+    ids = torch.randint(1, 1_000, (n_samples, 32), generator=generator)
+    own = 100 * (1 + labels[:, None]) + torch.randint(20, ids.shape, generator=generator)
+    ids = torch.where(torch.rand(ids.shape, generator=generator) < 0.15, own, ids)
+    case = Encoder, (ids, labels), 32
+    return time_whole({f"transformer, {n_samples} texts, batches of 32": case}, quick, perturbation="tokens")
+
+
+class Encoder(nn.Module):
+    """Two layers of a transformer, 64 wide; the mean of the last is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1_000, 64, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layers(self.embedding(ids)).mean(dim=1))
+
+
+def time_whole(cases: dict[str, Training], quick: bool, **options: Any) -> pd.DataFrame:
+    """Preparation and checks of trainings that end by themselves, beside as many and all epochs without the callback.
+
+    All write a log, and checkpoints: with the callback its best, without it Lightning's own of each epoch.
+    """
     rows = []
     for name, (build, samples, batch_size) in cases.items():
         seconds: dict[str, list[float]] = {"with": [], "without": [], "all": []}
         costs: list[tuple[float, ...]] = []
         for _ in range(1 if quick else 3):
-            callback = BoundaryUncertaintyStopping()
+            callback = BoundaryUncertaintyStopping(**options)
             for kind in seconds:
                 torch.manual_seed(0)
                 with tempfile.TemporaryDirectory() as folder:
@@ -527,7 +560,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=("setup", "check", "epoch", "whole", "beside", "process", "average", "others", "images", "large"),
+        choices=(
+            "setup",
+            "check",
+            "epoch",
+            "whole",
+            "texts",
+            "beside",
+            "process",
+            "average",
+            "others",
+            "images",
+            "large",
+        ),
         help="these alone, the rest of the results as it was; large, 1,000,000 samples, runs only where it is named",
     )
     parser.add_argument("--results", type=Path, default=tables.FOLDER / "results")
@@ -552,6 +597,7 @@ def main(arguments: list[str] | None = None) -> None:
         ),
         "epoch": ("A Lightning epoch", lambda: compare_trainings(options.quick).reset_index()),
         "whole": ("Whole trainings", lambda: whole_trainings(options.quick)),
+        "texts": ("Whole trainings on texts", lambda: whole_texts(options.quick)),
         "beside": ("To the kept network, beside a hold-out set", lambda: beside_hold_out(options.quick)),
         "process": (
             "A process that prepares one draw and measures",
