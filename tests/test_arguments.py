@@ -38,7 +38,7 @@ NO_WEIGHTS = (W - 2, W / 0, W * NAN, W[1:], W.unsqueeze(1), W.long() + 1, W.toli
 # By the name of an argument, wherever it is taken: values that are refused.
 REFUSED = {
     "features": NO_FEATURES,
-    "inputs": (X / 0, (X, X[1:]), {"a": X, "b": X[1:]}, {}),
+    "inputs": (X / 0, X[:, :0], (X, X[1:]), {"a": X, "b": X[1:]}, {}, (X[:, :0], X[:, :0])),
     "perturbed": (X[:59], X / 0),
     "labels": NO_LABELS,
     "logits": NO_LOGITS,

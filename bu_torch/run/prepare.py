@@ -56,12 +56,12 @@ def plan_check(
     signals jump, gets several draws. Some `samples` were read, of `n_training`, of which an epoch visits `n_visited`,
     all if None; each takes `n_operations` in a forward pass, 0 if unknown. `max_samples` replaces the setting.
     """
-    n_training, n_bytes, least = samples.n_training, max(1, samples.inputs[:1].nbytes), settings.n_neighbors
+    n_training, n_bytes, least = samples.n_training, samples.inputs[:1].nbytes, settings.n_neighbors
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     # Passes of each sample beside those of its draws.
     n_unmoved = int(any(SIGNALS[name].formula is None for name in settings.also))
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
-    n_held = sys.maxsize if settings.max_samples else MAX_BYTES // n_bytes
+    n_held = sys.maxsize if max_samples else MAX_BYTES // n_bytes
     n_samples = min(n_samples, max(n_held, least))
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     n_visited = n_training if n_visited is None else n_visited

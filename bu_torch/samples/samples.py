@@ -192,6 +192,8 @@ def samples_of(inputs: Any, labels: Tensor) -> Samples:
     """Samples of inputs from `as_inputs` and labels."""
     packing = None if isinstance(inputs, Tensor) else Packing.of(inputs)
     inputs = inputs if packing is None else packing.pack(inputs)
+    if not inputs.numel():
+        raise UnreadableError(f"`inputs` must have at least one value a sample, got shape {tuple(inputs.shape)}.")
     return Samples(inputs, labels, torch.arange(len(inputs), device="cpu"), len(inputs), packing=packing)
 
 
