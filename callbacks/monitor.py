@@ -14,11 +14,11 @@ from bu_torch.callbacks.trainer import (
     RAW_WEIGHTS,
     Callback,
     LightningModule,
+    LightningNetworkReader,
     LightningProcesses,
     MisconfigurationException,
     StochasticWeightAveraging,
     Trainer,
-    TrainerReader,
     WeightAveraging,
     lightning_average,
     log_check,
@@ -65,7 +65,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
       `bu_torch.functional.mean_trust_score`)
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
-    - `accuracy_uncertainty_trust`, at most 1: on tables the mean of these three, each as a share of what any
+    - `accuracy_uncertainty_trust`, at most 1: on tables a weighted mean of these three, each as a share of what any
       classifier can reach (`bu_torch.functional.accuracy_uncertainty_trust`; this project's own); on images and texts
       the share of expected accuracy alone
 
@@ -199,7 +199,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         engine = self.engine
-        engine.reader = TrainerReader(trainer, engine.settings)
+        engine.reader = LightningNetworkReader(trainer, engine.settings)
         self._n_checks_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
         if getattr(trainer.strategy, "zero_stage_3", False):
             raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
@@ -282,7 +282,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             trainer.callback_metrics.pop(name, None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.callback_metrics.update(self._logged | trainer.callback_metrics)
+        trainer.callback_metrics.update(self._logged | trainer.callback_metrics)  # later epochs may have removed them
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.engine.settings.decides:

@@ -38,7 +38,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, on a moving average of the weights at the checks (`averaging`). By default
-    the score is the mean of expected accuracy, boundary uncertainty and trust at the perturbed samples, each a
+    the score is a weighted mean of expected accuracy, boundary uncertainty and trust at the perturbed samples, each a
     share of what can be reached; on images and texts it is expected accuracy alone (`rule`). With another `metric` it
     is the expected value of that.
     Training stops after `patience` checks without a larger score, and the epoch (with `every_n_train_steps`, the step)
@@ -204,7 +204,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
         engine, kept = self.engine, self.engine.history.kept
-        if trainer.state.fn != FITTING or trainer.fast_dev_run or self.summary:
+        if trainer.state.fn != FITTING or trainer.fast_dev_run or self.engine.summary:  # that of `end`
             return
         if exception is not None:
             self.stopping_reason = describe_exception(exception)

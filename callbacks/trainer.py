@@ -100,7 +100,7 @@ def skip_empty_hooks(callback: Callback, other: str = "") -> None:
             setattr(callback, name, None)
 
 
-class TrainerReader(NetworkReader):
+class LightningNetworkReader(NetworkReader):
     """Reads a network in the precision of its trainer, and through the wrapper that gathers sharded weights."""
 
     name, error = "`forward`", MisconfigurationException
@@ -170,7 +170,7 @@ def log_check(trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> 
 
 
 def record_folder(trainer: Trainer) -> Path | None:
-    """Folder of this run's checkpoints, or of its logs; None if it keeps nothing on this machine's disk."""
+    """Folder of the first checkpoint callback (the keeper), or of logs; None if none is on this machine's disk."""
     if trainer.fast_dev_run or trainer.barebones:
         return None
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
@@ -195,9 +195,10 @@ def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
 class FileKeeper(ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own.
 
-    The engine keeps the weights. The file is for whoever loads it: nothing of bu-torch reads it. `ModelCheckpoint` by
-    itself would read stale values between checks, share a state key with the user's own, and forget the best score when
-    a resumed run writes to a new folder.
+    The engine keeps the weights. The file is for whoever loads it: nothing of bu-torch reads it. After a best check the
+    owner asks for it, and it is written when this callback's turn in the same hook comes: Lightning makes a checkpoint,
+    into which the owner's `LastCallback` has the kept weights put. `ModelCheckpoint` by itself would read stale values
+    between checks, and forget the best score when a resumed run writes to a new folder.
     """
 
     state_key = "FileKeeper"  # one of its own
@@ -227,7 +228,7 @@ class FileKeeper(ModelCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == FITTING and self.engine.is_over:  # its owner has left the trainer, or would have made a new keeper
+        if stage == FITTING and self.engine.is_over:  # of an earlier fit; its owner is no longer in the list
             trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self]
         folder = str(self.dirpath).removeprefix("file://")
         if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
@@ -277,7 +278,7 @@ class FileKeeper(ModelCheckpoint):
             shards = engine.average.values if engine.processes.are_sharded else {}
             with preserved_random_state(), replaced_in_place(module, shards) as own:
                 self._raw = {name: gathered(value) for name, value in own.items()}
-                trainer.save_checkpoint(path, weights_only=False)
+                trainer.save_checkpoint(path, weights_only=False)  # True would skip the hook that puts in the weights
         finally:
             self.is_saving, self._raw = False, {}
         self._written.add(path)

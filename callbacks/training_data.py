@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from bu_torch.callbacks.trainer import (
     CHANGE_INPUTS,
     LightningModule,
+    LightningNetworkReader,
     MisconfigurationException,
     Trainer,
-    TrainerReader,
     can_be_passed,
 )
 from bu_torch.internal.replica import copy_of
@@ -69,17 +69,18 @@ def training_data(
     takes_all = settings.max_samples is None and is_pair(reference)
     n_between = _samples_between_checks(trainer, every_n_train_steps)
 
-    def plan_of(samples: Samples) -> Plan:
-        n_visited = int(min(samples.n_training, n_between))
-        return plan_check(settings, samples, n_operations, n_visited, samples.n_training if takes_all else None)
-
     if is_pair(reference):
         samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
     else:
         loader, read = _reading(trainer, pl_module, source, settings)
         samples = read_few(read, loader)
     few = samples if can_be_passed(trainer, pl_module) else None
-    n_operations = TrainerReader(trainer, settings, samples.packing).operations_of(pl_module, few)
+    n_operations = LightningNetworkReader(trainer, settings, samples.packing).operations_of(pl_module, few)
+
+    def plan_of(samples: Samples) -> Plan:
+        n_visited = int(min(samples.n_training, n_between))
+        return plan_check(settings, samples, n_operations, n_visited, samples.n_training if takes_all else None)
+
     if not is_pair(reference):
         is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
         n_wanted = sys.maxsize if is_stream else plan_of(samples).n_samples

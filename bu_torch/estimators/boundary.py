@@ -8,8 +8,14 @@ from torch import Tensor, nn
 
 from bu_torch.estimators.label_probabilities import LabelProbabilities
 from bu_torch.estimators.space_choice import ChosenSpace, FeatureExtractor, SpaceName, choose_space
-from bu_torch.functional import score as formulas
 from bu_torch.functional.checks import as_logits, check_choice
+from bu_torch.functional.score import (
+    boundary_weights,
+    half_gap,
+    top_two,
+    uncertainty_along_boundary,
+    uncertainty_between,
+)
 from bu_torch.internal.inputs import (
     PresentClasses,
     as_features,
@@ -106,7 +112,7 @@ class PerturbedEstimator:
         """Take what was found or saved, and draw the perturbed inputs, which follow from it and the seed."""
         self.labels, self.neighbors, self.nearest_distance = labels, neighbors, nearest_distance
         self.classes = PresentClasses(labels)
-        self.columns = self.classes.columns(labels)  # (N,) int64
+        self.label_columns = self.classes.columns(labels)  # in arrays with C columns, (N,) int64
         # Of each perturbed sample, (n_draws * N,) float64.
         self.repeated_weights = None if self.weights is None else self.weights.repeat(self.n_draws)
         in_space = neighbors, nearest_distance, self.space_name_
@@ -214,15 +220,15 @@ class BoundaryUncertainty(PerturbedEstimator):
 
     def fit_to(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor]:
         """`fit` to checked samples; gives samples (N, k) and perturbed samples (n_draws * N, k) as points."""
-        expected, chosen = self.fit_probabilities(inputs, labels, sample_weight)
-        self.vote_skill, self.regression_skill = expected.skills_
-        self.sharpness = expected.sharpness_
+        estimate, chosen = self.fit_probabilities(inputs, labels, sample_weight)
+        self.vote_skill, self.regression_skill = estimate.skills_
+        self.sharpness = estimate.sharpness_
         n_rows = _BATCH * max(1, _BATCH_ELEMENTS // inputs[0].numel() // _BATCH)
         features = torch.cat([self.space.transform(batch) for batch in self.perturbed.split(n_rows)])
         # The network is read at another reading of the sample itself, where its own label would reward memorising it.
         left_out = chosen.features if isinstance(self.perturbation, draws.Readings) else None
-        self.probabilities_of_present = expected.predict_proba(features, left_out)
-        self.votes_of_present = expected.votes.votes
+        self.probabilities_of_present = estimate.predict_proba(features, left_out)
+        self.votes_of_present = estimate.votes.votes
         return chosen.points, features if chosen.metric is None else chosen.metric.transform(features)
 
     def fit_probabilities(
@@ -236,8 +242,8 @@ class BoundaryUncertainty(PerturbedEstimator):
                 f" than {MOST_ENTRIES:.1e} numbers: pass fewer draws or samples (`n_draws`, `max_samples`)."
             )
         chosen = self.fit_neighbors(inputs, labels, sample_weight)
-        expected = LabelProbabilities(chosen.regression)
-        return expected.fit(chosen.features, self.columns, self.neighbors, self.weights), chosen
+        estimate = LabelProbabilities(chosen.regression)
+        return estimate.fit(chosen.features, self.label_columns, self.neighbors, self.weights), chosen
 
     def state(self) -> dict[str, Any]:
         """What was fitted, as plain data on the CPU, for `restore`."""
@@ -263,10 +269,10 @@ class BoundaryUncertainty(PerturbedEstimator):
 
     def score_logits(self, logits: Tensor) -> Tensor:
         logits = self.as_class_logits(logits)
-        classes = formulas.top_two(logits)
-        local = formulas.uncertainty_between(self.probabilities_of_present, self.classes.columns(classes))
-        nearness = formulas.boundary_weights(formulas.half_gap(logits, classes), self.repeated_weights)
-        return formulas.uncertainty_along_boundary(logits, local, nearness)
+        classes = top_two(logits)
+        local = uncertainty_between(self.probabilities_of_present, self.classes.columns(classes))
+        nearness = boundary_weights(half_gap(logits, classes), self.repeated_weights)
+        return uncertainty_along_boundary(logits, local, nearness)
 
 
 class DoubtfulLabels(NamedTuple):
@@ -304,8 +310,8 @@ def doubtful_labels(features: Any, labels: Any, **settings: Any) -> DoubtfulLabe
     """
     estimator = BoundaryUncertainty(**settings)
     inputs, labels = estimator.as_samples(features, labels)
-    expected, chosen = estimator.fit_probabilities(inputs, labels, None)
-    probabilities = expected.predict_proba(chosen.features, chosen.features)
-    of_label = probabilities.gather(1, estimator.columns.unsqueeze(1)).squeeze(1)
+    estimate, chosen = estimator.fit_probabilities(inputs, labels, None)
+    probabilities = estimate.predict_proba(chosen.features, chosen.features)
+    of_label = probabilities.gather(1, estimator.label_columns.unsqueeze(1)).squeeze(1)
     rows = of_label.argsort(stable=True)
     return DoubtfulLabels(rows, of_label[rows], estimator.classes.classes[probabilities.argmax(dim=1)][rows])

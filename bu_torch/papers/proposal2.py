@@ -97,7 +97,7 @@ def likely_bayes_pairs(samples: PerturbedEstimator, points: Tensor) -> Tensor:
     present = samples.classes.classes
     if len(present) == 2:
         return present.expand(len(points), 2).contiguous()
-    prototypes = PrototypeClassifier(seed=samples.seed).fit(points, samples.columns)
+    prototypes = PrototypeClassifier(seed=samples.seed).fit(points, samples.label_columns)
     return present[prototypes.top_pairs(points)]
 
 
@@ -118,7 +118,7 @@ class ProposalSignals:
         self._samples = samples
         bayes_pairs = likely_bayes_pairs(samples, points)
         self._pairs, self._pair_index = torch.unique(bayes_pairs, dim=0, return_inverse=True)
-        shares = functional.label_votes(samples.columns, samples.neighbors, 0.0, weights=samples.weights)
+        shares = functional.label_votes(samples.label_columns, samples.neighbors, 0.0, weights=samples.weights)
         self._label_counts = cluster_counts(shares, samples.neighbors, samples.weights)
 
     def measure(self, logits: Tensor, own: Tensor) -> dict[str, Tensor]:

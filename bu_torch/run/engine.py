@@ -58,14 +58,14 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.processes, self.reader = Processes(), NetworkReader(settings)
+        self.processes, self.reader = Processes(), NetworkReader(settings)  # an owner may set those of its trainer
         self._output_reader = OutputReader("The module", self.warn, partial(self.log, if_verbose=True))
         self.history = History(settings)
         self.average = WeightAverage(settings.averaging)
         # `state_dict` of the kept check on the CPU, of shards this process's; empty if it was that of no module.
         self.kept_weights: dict[str, Any] = {}
         self.record = Record()
-        self.is_prepared = False
+        self.is_prepared = False  # a plain loop prepares at its first check unless it has done so
         # Of this run, or of the one that it resumes, until `prepare` is called; as plain data.
         self.preparation: dict[str, Any] = dict.fromkeys(PREPARATION)
         self.fitted: Any = None  # `Fitted`, in the first process from `prepare` until `release`
@@ -91,16 +91,16 @@ class Engine:
             log_line(line)
 
     def prepare(self, read_data: Callable[[], TrainingData], device: torch.device) -> None:
-        """Prepare in the first process for checks on `device`; they start anew if earlier ones had other samples."""
+        """Read samples in the first process, and prepare checks on `device`; earlier ones of others do not count."""
         has_checks, processes, started = bool(self.history.entries), self.processes, time.perf_counter()
 
-        def prepared() -> tuple[Any, ...]:
+        def read_and_fit() -> tuple[Any, ...]:
             self.fitted, *shared = prepare_signals(
                 read_data(), self.settings, self.preparation, device, has_checks=has_checks, log=self.log
             )
             return tuple(shared)
 
-        self.preparation, self.reader.packing, is_comparable = processes.on_first(prepared)
+        self.preparation, self.reader.packing, is_comparable = processes.on_first(read_and_fit)
         self.is_prepared = True
         self.perturbed = None if self.fitted is None else self.fitted.signals.boundary.perturbed
         if processes.are_sharded and processes.count > 1:
@@ -150,13 +150,14 @@ class Engine:
             with evaluation_copy(model, self.average.values, is_sharded=are_sharded) as network:
                 return self._output_reader.logits(partial(self.reader.logits_at, network, self.perturbed))
 
-        measured = self.processes.read_then_on_first(logits, self.measure)
-        check = self.add(epoch, measured, step)
-        self._write(check, started, train_loss)
+        values = self.processes.read_then_on_first(logits, self.measure)
+        check = self.add(epoch, values, step)
+        self.record.check_seconds += time.perf_counter() - started
         if check.is_best:
             with self.record.timing("saving_seconds"):
                 weights = {} if self.processes.weights_are_hidden else self.state_to_keep(model)
                 self.kept_weights, history.kept = weights, check.entry  # Ctrl-C comes before or after both
+        self._write(check.entry, train_loss)
         return check
 
     def restore(self, model: nn.Module) -> None:
@@ -182,7 +183,7 @@ class Engine:
         return True
 
     def state_to_keep(self, model: object) -> dict[str, Any]:
-        """Copy of the `state_dict` that the last check has read, on the CPU; empty for a model that is no module."""
+        """Copy on the CPU of a module's `state_dict`, with the average in place of its weights; empty if it is none."""
         if not isinstance(model, nn.Module):
             return {}
         with replaced_in_place(model, self.average.values):
@@ -193,7 +194,10 @@ class Engine:
         return state
 
     def measure(self, logits: Tensor) -> dict[str, float]:
-        """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
+        """Signals and `standard_error` of logits at the perturbed inputs; waits for the device once.
+
+        `add` and `record` take what else is measured from `measured`.
+        """
         signals: Signals = self.fitted.signals
         n_samples = len(signals.boundary.labels)
         known = ((self._predictions, n_samples * signals.boundary.n_draws), (self._best_contributions, n_samples))
@@ -240,18 +244,17 @@ class Engine:
         }
         self.record.open(folder, header, map(as_line, history.entries))
 
-    def _write(self, check: Check, started: float, train_loss: float | None) -> None:
-        """Count the time of a check, and write it to the record."""
+    def _write(self, entry: dict[str, Any], train_loss: float | None) -> None:
+        """Write a check to the record, if there is one."""
         measured, self.measured = self.measured, None
-        details = None if measured is None or self.record.path is None else measured.details()
-        self.record.check_seconds += time.perf_counter() - started
-        if details is None:
+        if measured is None or self.record.path is None:
             return
-        history, rows = self.history, self.fitted.rows
-        kept = (check.entry if check.is_best else history.kept) or {}
+        with self.record.timing("check_seconds"):
+            details = measured.details()
+        history, kept, rows = self.history, self.history.kept or {}, self.fitted.rows
         self.record.write(
             {
-                **as_line(check.entry),
+                **as_line(entry),
                 "seconds": self.record.seconds,
                 "check_seconds": self.record.check_seconds,
                 "train_loss": train_loss,
@@ -282,7 +285,7 @@ class Engine:
 
     @property
     def is_below_baseline(self) -> bool:
-        """Whether no check is as good as the same prediction for all samples."""
+        """Whether no check is as good as the same prediction for all samples; known after `end`."""
         metric, values = self.history.metric, map(self.history.value_of, self.history.counted)
         baseline = self.summary.get(f"one_class_{metric.name}")
         return baseline is not None and max(values, default=-math.inf) < metric.sign * baseline

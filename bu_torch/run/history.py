@@ -27,7 +27,7 @@ class History:
     It alone knows the best check: `kept`, the best whose weights are kept. Settings that do not decide keep none.
     """
 
-    kept: Entry | None
+    kept: Entry | None  # set by the engine, together with its weights
     decision: Decision  # decision after the last check
     n_not_compared: int  # checks before the first that counts for the patience or as best
 

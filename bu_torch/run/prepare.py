@@ -59,7 +59,7 @@ def plan_check(
     n_training, n_bytes, least = samples.n_training, samples.inputs[:1].nbytes, settings.n_neighbors
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     # Passes of each sample beside those of its draws.
-    n_unmoved = int(any(SIGNALS[name].formula is None for name in settings.also))
+    n_unmoved = int(any(SIGNALS[name].reads_unmoved for name in settings.also))
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     n_held = sys.maxsize if max_samples else MAX_BYTES // n_bytes
     n_samples = min(n_samples, max(n_held, least))

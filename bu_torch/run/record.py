@@ -100,7 +100,7 @@ class Record:
 
 
 def as_line(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Line of a check; times and the training loss are unknown for checks before a resume."""
+    """Line of a check; its times and the training loss, which are unknown after a resume, come later."""
     unknown = dict.fromkeys(("seconds", "check_seconds", "train_loss"))
     return {"kind": "check", "epoch": entry["epoch"], "step": entry.get("step"), **unknown, **entry}
 

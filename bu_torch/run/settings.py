@@ -46,11 +46,11 @@ class Settings:
         min_delta: Least amount by which an improvement must exceed the best, >= 0. It does not change what is kept.
         start_from_epoch: First epoch that counts, >= 0. Earlier checks are measured and logged, but count neither for
             the patience nor as best.
-        rule: What decides. The check with the largest score is kept. `"accuracy_uncertainty_trust"` is the mean of
-            three shares of what any classifier can reach: of expected accuracy, of boundary uncertainty, and of the
-            logarithm of trust (`bu_torch.functional.accuracy_uncertainty_trust`). On images and texts it is the first
-            share alone. `"expected_accuracy"`, `"boundary_uncertainty"` and `"trust_score"` decide by one signal, and
-            `"parzen_uncertainty"` by the boundary uncertainty of Proposal 2, which is measured only then. A
+        rule: What decides. The check with the largest score is kept. `"accuracy_uncertainty_trust"` is a weighted
+            mean of three shares of what any classifier can reach: of expected accuracy, of boundary uncertainty, and of
+            the logarithm of trust (`bu_torch.functional.accuracy_uncertainty_trust`). On images and texts it is the
+            first share alone. `"expected_accuracy"`, `"boundary_uncertainty"` and `"trust_score"` decide by one signal,
+            and `"parzen_uncertainty"` by the boundary uncertainty of Proposal 2, which is measured only then. A
             `bu_torch.Rule` of your own may decide, too. With another `metric` than accuracy, the default rule keeps the
             check of its best expected value.
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer

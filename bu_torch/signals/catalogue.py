@@ -1,16 +1,14 @@
 """Catalogue of signals: how each number that a check measures is computed and called."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional import score as formulas
+from bu_torch.functional import score
 from bu_torch.functional.checks import mean_of, sum_by_group
 from bu_torch.signals.metrics import METRICS, ExpectedMetric
 
@@ -26,33 +24,37 @@ class NetworkOutputs:
 
     def __init__(self, signals: "Signals", logits: Tensor, predictions_before: Tensor | None) -> None:
         self.signals, self.boundary, self.logits = signals, signals.boundary, logits
-        self.top = formulas.top_two(logits)  # (D * N, 2) classes of the two largest logits
+        self.top = score.top_two(logits)  # (D * N, 2) classes of the two largest logits
         self.predictions = self.top[:, 0]
         pairs = self.boundary.classes.columns(self.top)  # their columns; C or more for a class without samples
-        self.columns = pairs[:, 0]
+        self.predicted_columns = pairs[:, 0]
         self.weights = weights = self.boundary.repeated_weights  # (D * N,) float64; None if all count alike
-        of_pairs = formulas.predicted_probabilities(self.boundary.probabilities_of_present, pairs)
+        of_pairs = score.predicted_probabilities(self.boundary.probabilities_of_present, pairs)
         self.of_predicted = of_pairs[:, 0].contiguous()  # label probability of each prediction, (D * N,) float64
         self.local_uncertainty = 2 * of_pairs.amin(dim=1)  # (D * N,) float64
-        self.half_gap = formulas.half_gap(logits, self.top)
-        self.nearness = formulas.boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
-        known = self.columns.clamp(max=self.boundary.classes.n_present)  # the last column stands for all other classes
+        self.half_gap = score.half_gap(logits, self.top)
+        self.nearness = score.boundary_weights(self.half_gap, weights)  # (D * N,) float64, largest at the boundary
+        known = self.predicted_columns.clamp(
+            max=self.boundary.classes.n_present
+        )  # the last column stands for all other classes
         # Signals, float64 scalars; U is NaN if a logit is not finite.
-        self.uncertainty = formulas.uncertainty_along_boundary(logits, self.local_uncertainty, self.nearness)
-        self.trust = formulas.mean_trust_score(formulas.trust_score(signals.distances, known), weights)
+        self.boundary_uncertainty = score.uncertainty_along_boundary(logits, self.local_uncertainty, self.nearness)
+        self.trust_score = score.mean_trust_score(score.trust_score(signals.distances, known), weights)
         self.expected_accuracy = self._mean(self.of_predicted)
-        self.label_agreement = self._mean(self.columns.view(-1, len(self.boundary.labels)) == self.boundary.columns)
+        self.label_agreement = self._mean(
+            self.predicted_columns.view(-1, len(self.boundary.labels)) == self.boundary.label_columns
+        )
         votes = self.boundary.votes_of_present
-        self.vote_agreement = formulas.expected_accuracy(votes, self.columns, weights=self.boundary.weights)
-        self.prediction_changes = torch.ones_like(self.uncertainty)
+        self.vote_agreement = score.expected_accuracy(votes, self.predicted_columns, weights=self.boundary.weights)
+        self.prediction_changes = torch.ones_like(self.boundary_uncertainty)
         if predictions_before is not None:  # (D * N,) at the last check
             self.prediction_changes = self._mean(self.predictions != predictions_before)
-        measured, most = (self.expected_accuracy, self.uncertainty, self.trust), signals.attainable
+        measured, most = (self.expected_accuracy, self.boundary_uncertainty, self.trust_score), signals.attainable
         if signals.are_rows:
-            self.score = formulas.accuracy_uncertainty_trust(*measured, most, max(signals.skill, 0.0))
+            self.accuracy_uncertainty_trust = score.accuracy_uncertainty_trust(*measured, most, max(signals.skill, 0.0))
         else:  # on images and texts U and trust mislead more often
             agreed = signals.label_weight * self.label_agreement
-            self.score = (self.expected_accuracy + agreed) / (most.accuracy + signals.label_weight)
+            self.accuracy_uncertainty_trust = (self.expected_accuracy + agreed) / (most.accuracy + signals.label_weight)
 
     def _mean(self, values: Tensor) -> Tensor:
         """Weighted mean of values (D * N,)."""
@@ -69,39 +71,44 @@ class NetworkOutputs:
         except Exception as error:  # the user's code may raise anything
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"The metric {metric.title} failed, so its value is NaN: {what}", stacklevel=3)
-            return torch.full_like(self.uncertainty, torch.nan)
+            return torch.full_like(self.boundary_uncertainty, torch.nan)
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Name and formula of a number that each check measures."""
+    """Name of a number that each check measures, and where its value comes from."""
 
-    name: str  # key in histories, logs and records
+    name: str  # key in histories, logs and records; the attribute of `NetworkOutputs` with its value
     title: str  # name in words, for plots and pages
-    is_larger_better: bool
-    formula: Callable[[NetworkOutputs], Tensor] | None  # gives a float64 scalar; None for those of `ProposalSignals`
+    is_larger_better: bool = True
     is_in_progress_bar: bool = False
     is_default: bool = True  # False if it is measured only where it is asked for
+    metric: ExpectedMetric | None = None  # its expected value is the signal
+    reads_unmoved: bool = False  # `ProposalSignals` measures it, also at samples that are not perturbed
+
+    def of(self, outputs: NetworkOutputs) -> Tensor:
+        """Value at a check, a float64 scalar."""
+        value: Tensor = getattr(outputs, self.name) if self.metric is None else outputs.expected(self.metric)
+        return value
 
 
 def _of_metric(metric: ExpectedMetric) -> Signal:
-    formula = partial(NetworkOutputs.expected, metric=metric)
-    return Signal(metric.signal, f"expected {metric.title}", metric.is_larger_better, formula, is_default=False)
+    return Signal(metric.signal, f"expected {metric.title}", metric.is_larger_better, is_default=False, metric=metric)
 
 
 SIGNALS = {
     signal.name: signal
     for signal in (
-        Signal("boundary_uncertainty", "boundary uncertainty", True, attrgetter("uncertainty"), True),
-        Signal("trust_score", "trust score", True, attrgetter("trust"), True),
-        Signal("expected_accuracy", "expected accuracy", True, attrgetter("expected_accuracy"), True),
-        Signal("accuracy_uncertainty_trust", "score", True, attrgetter("score")),
-        Signal("label_agreement", "agreement with the labels", True, attrgetter("label_agreement")),
-        Signal("vote_agreement", "agreement with the votes nearby", True, attrgetter("vote_agreement")),
-        Signal("prediction_changes", "changed since the last check", False, attrgetter("prediction_changes")),
+        Signal("boundary_uncertainty", "boundary uncertainty", is_in_progress_bar=True),
+        Signal("trust_score", "trust score", is_in_progress_bar=True),
+        Signal("expected_accuracy", "expected accuracy", is_in_progress_bar=True),
+        Signal("accuracy_uncertainty_trust", "score"),
+        Signal("label_agreement", "agreement with the labels"),
+        Signal("vote_agreement", "agreement with the votes nearby"),
+        Signal("prediction_changes", "changed since the last check", is_larger_better=False),
         *map(_of_metric, METRICS.values()),
-        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", True, None, is_default=False),
-        Signal("omission", "boundary left out (omission)", False, None, is_default=False),
+        Signal("parzen_uncertainty", "boundary uncertainty (Proposal 2)", is_default=False, reads_unmoved=True),
+        Signal("omission", "boundary left out (omission)", False, is_default=False, reads_unmoved=True),
     )
 }
 
@@ -201,7 +208,7 @@ def _meeting(outputs: NetworkOutputs) -> list[Meeting]:
 def _doubtful(outputs: NetworkOutputs, n_doubtful: int) -> list[Doubtful]:
     boundary, labels = outputs.boundary, outputs.boundary.labels
     probabilities = boundary.probabilities_of_present.unflatten(0, (-1, len(labels))).mean(dim=0)
-    of_label = formulas.predicted_probabilities(probabilities, boundary.columns)
+    of_label = score.predicted_probabilities(probabilities, boundary.label_columns)
     rows = of_label.sort(stable=True).indices[:n_doubtful]
     classes = labels[rows], outputs.predictions[rows], boundary.classes.classes[probabilities[rows].argmax(dim=1)]
     columns = (column.tolist() for column in (rows, *classes, of_label[rows]))
@@ -210,11 +217,13 @@ def _doubtful(outputs: NetworkOutputs, n_doubtful: int) -> list[Doubtful]:
 
 def _recalls(outputs: NetworkOutputs) -> list[ClassRecall]:
     """Recall of the classes that have samples, by labels and by label probabilities, the least expected first."""
-    boundary, own = outputs.boundary, outputs.boundary.columns.repeat(outputs.boundary.n_draws)
+    boundary, own = outputs.boundary, outputs.boundary.label_columns.repeat(outputs.boundary.n_draws)
     probabilities, n_classes = boundary.probabilities_of_present, boundary.classes.n_present
     counted = torch.ones_like(outputs.nearness) if outputs.weights is None else outputs.weights
-    predicted = outputs.columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
-    labelled, hits = (sum_by_group(part, own, n_classes) for part in (counted, (outputs.columns == own) * counted))
+    predicted = outputs.predicted_columns.clamp(max=n_classes - 1)  # larger for a prediction of a class without samples
+    labelled, hits = (
+        sum_by_group(part, own, n_classes) for part in (counted, (outputs.predicted_columns == own) * counted)
+    )
     mass = (counted.to(probabilities) @ probabilities).double()
     recalls = (hits / labelled, sum_by_group(outputs.of_predicted * counted, predicted, n_classes) / mass)
     columns = (boundary.classes.classes, labelled / labelled.sum(), *recalls)

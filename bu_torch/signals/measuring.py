@@ -63,7 +63,7 @@ class Signals:
         self.metric = as_metric(metric)
         self.names = tuple(dict.fromkeys((*self.NAMES, *also, self.metric.signal)))
         self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed, **options)
-        self._has_signals_of_papers = any(SIGNALS[name].formula is None for name in also)
+        self._reads_unmoved = any(SIGNALS[name].reads_unmoved for name in also)
         self._of_papers: Any = None  # `ProposalSignals`
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
@@ -78,8 +78,8 @@ class Signals:
         if isinstance(boundary.perturbed, PerturbedInputs):
             sources.append(boundary.perturbed.targets)
         left_out, n_classes = torch.stack(sources, dim=1), boundary.classes.n_present
-        distances = class_distances(perturbed, points, boundary.columns, n_classes, left_out)
-        if self._has_signals_of_papers:
+        distances = class_distances(perturbed, points, boundary.label_columns, n_classes, left_out)
+        if self._reads_unmoved:
             from bu_torch.papers.proposal2 import ProposalSignals
 
             self._of_papers = ProposalSignals(boundary, points)
@@ -99,8 +99,10 @@ class Signals:
         Raises ValueError if it is of other samples or settings, or `also` names a signal of the papers; KeyError or
         TypeError if it is damaged.
         """
-        if self._has_signals_of_papers:
-            raise ValueError("`state` must be of signals that have a formula, not of those of the papers.")
+        if self._reads_unmoved:
+            raise ValueError(
+                "`state` must be of signals that read perturbed samples alone, not of those of the papers."
+            )
         inputs, labels = self.boundary.as_samples(features, labels)
         fingerprint = fingerprint_of(self.boundary, inputs, labels, sample_weight)
         if state["fingerprint"] != fingerprint:
@@ -144,7 +146,7 @@ class Signals:
             if sharpness != 1:
                 probabilities = as_probabilities(probabilities.double() ** sharpness)
             if boundary.weights is not None:  # each class gets the mass of its samples
-                probabilities = scale_to_shares(probabilities, shares_of(boundary.columns, None))
+                probabilities = scale_to_shares(probabilities, shares_of(boundary.label_columns, None))
             self._counting_once[sharpness] = probabilities
         return boundary.classes.expand(self._counting_once[sharpness], n_columns)
 
@@ -179,18 +181,18 @@ class Signals:
             check_tensor("best", best, (n_samples,))
         logits = self.boundary.as_class_logits(logits)
         metric.check_columns(logits.shape[1])
-        outputs, own = NetworkOutputs(self, logits[:n_perturbed], before), logits[n_perturbed:]
+        outputs, at_samples = NetworkOutputs(self, logits[:n_perturbed], before), logits[n_perturbed:]
         known = [SIGNALS[name] for name in self.names if name in SIGNALS]
-        values = {signal.name: signal.formula(outputs) for signal in known if signal.formula is not None}
+        values = {signal.name: signal.of(outputs) for signal in known if not signal.reads_unmoved}
         if metric.signal not in values:
             values[metric.signal] = outputs.expected(metric)
         if THRESHOLD in self.names:
             values |= _values_at_threshold(metric, outputs, values[metric.signal])
         if self._of_papers is not None:
-            values |= self._of_papers.measure(outputs.logits, own)
-        is_finite = outputs.uncertainty.isfinite() & own.isfinite().all()
+            values |= self._of_papers.measure(outputs.logits, at_samples)
+        is_finite = outputs.boundary_uncertainty.isfinite() & at_samples.isfinite().all()
         values = {name: torch.where(is_finite, values[name], torch.nan) for name in self.names}
-        contributions, error = contributions_to(metric, outputs, values), torch.zeros_like(outputs.uncertainty)
+        contributions, error = contributions_to(metric, outputs, values), torch.zeros_like(outputs.boundary_uncertainty)
         if best is not None and len(contributions):
             error = mean_and_error(contributions - best, self.boundary.weights if metric == ACCURACY else None)[1]
         error = torch.where(is_finite, error, torch.nan)
@@ -231,7 +233,7 @@ def contributions_to(metric: ExpectedMetric, outputs: NetworkOutputs, values: Ma
     if metric == ACCURACY:
         return outputs.of_predicted.view(n_draws, -1).mean(dim=0)
     if metric.is_drawn:
-        return outputs.uncertainty.new_empty(0)
+        return outputs.boundary_uncertainty.new_empty(0)
     logits = decided_at(outputs.logits, values[THRESHOLD]) if metric.is_at_threshold else outputs.logits
     return influence(metric.formula, logits, outputs.label_probabilities_for(metric), n_draws)
 
