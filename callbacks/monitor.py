@@ -178,6 +178,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                 " `pytorch_lightning`, whichever has your trainer, before `bu_torch.callbacks`."
             )
         if stage != FITTING:
+            self.engine.is_over = True  # a checkpoint that is tested continues no run
             return
         if sum(isinstance(callback, BoundaryUncertaintyMonitor) for callback in trainer.callbacks) > 1:
             raise MisconfigurationException(
@@ -319,7 +320,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         return self.engine.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.engine.is_over:  # `trainer.test` of a checkpoint must not undo later checks of this run
+        if not self.engine.is_over:
             self.engine.load_state_dict(state_dict)
 
 

@@ -136,9 +136,10 @@ def as_tensor(value: Any, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kinds = dict(value.dtypes) if hasattr(value, "columns") else {}
         where = next((f" with the column {column!r}" for column in kinds if kinds[column].kind not in "biufc"), "")
+        said = str(error).partition("\n")[0].rstrip(".")
         raise TypeError(
-            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{where}: {error} Count days"
-            " from a start for dates; encode words with scikit-learn's `OneHotEncoder` or `LabelEncoder`."
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{where}: {said}. Make sparse"
+            " ones dense, count days from a start for dates, and encode words (`OneHotEncoder`, `LabelEncoder`)."
         ) from error
 
 

@@ -70,7 +70,7 @@ class Engine:
         self.preparation: dict[str, Any] = dict.fromkeys(PREPARATION)
         self.fitted: Any = None  # `Fitted`, in the first process from `prepare` until `release`
         self.perturbed: Any = None  # perturbed samples, in the processes that read the network
-        self.is_over = False  # from `release`, or an exception, on
+        self.is_over = False  # from `release`, or an exception, on; or there is no training
         self.summary: dict[str, Any] = {}  # what was kept, and whether to trust it, once training has ended
         self._remarks: list[str] = []  # lines on whether to trust it, and on its threshold
         # A check is compared with the last one, by predictions (n_draws * N,), and with the best by expected accuracy,

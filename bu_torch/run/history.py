@@ -87,7 +87,7 @@ class History:
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {self.rule.title}"
         if not math.isfinite(score := self.entries[-1][self.score_name]):
-            return f"{start} gave a score that is not finite ({score})."
+            return f"{start} is not finite ({score})."
         wait, min_delta = decision.wait, self.settings.min_delta
         by = f" by more than {min_delta:g}" if min_delta else ""
         return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}."
