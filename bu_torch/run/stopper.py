@@ -125,9 +125,9 @@ class BoundaryUncertaintyStopper(Results):
             calls return it again, until one finds a higher score.
 
         Raises:
-            ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` or `step`
-                is not larger than the last.
-            TypeError: If the model does not give numbers, or `epoch` or `step` is no integer.
+            ValueError: If the model fails at first or gives too few outputs, the samples are not fit for the method, or
+                `epoch` or `step` is not larger than the last.
+            TypeError: If the model no longer gives numbers, or `epoch` or `step` is no integer.
         """
         engine = self.engine
         epoch, step = self._place(epoch, step)
@@ -145,7 +145,7 @@ class BoundaryUncertaintyStopper(Results):
         return engine.history.decision.should_stop
 
     def prepare(self, model: Callable[[Tensor], Any]) -> None:
-        """Do before training what the first `check` would do, and read a few samples as it will.
+        """Do before training what the first `check` would do before it measures.
 
         The features of a model that is not trained yet may be the space of neighbours.
 
@@ -153,7 +153,6 @@ class BoundaryUncertaintyStopper(Results):
             ValueError: If the samples are not fit for the method, or the model for them.
         """
         self._prepare(model, is_trained=False)
-        self.engine.try_out(model)
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept epoch's weights into the model, or into the network that it wraps or is wrapped in.
@@ -249,3 +248,4 @@ class BoundaryUncertaintyStopper(Results):
             engine.prepare(read, device_of(model, samples.inputs))
         if self.folder is not None and engine.processes.rank == 0:
             engine.open_record(Path(self.folder), vars(settings))
+        engine.try_out(model)

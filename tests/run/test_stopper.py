@@ -65,8 +65,8 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
     assert len({entry[stopper.score_name] for entry in stopper.history}) == 1
     with pytest.raises(RuntimeError, match="no weights to restore"):
         stopper.restore(nn.Linear(4, 3))
-    with pytest.raises(TypeError, match="`model`"):
-        stopper.check("model")
+    with pytest.raises(ValueError, match=r"`model` must.*`perturbation="):
+        stopper_of(*blobs()).check("model")
 
 
 def test_a_reason_holds_until_a_better_epoch():
@@ -208,7 +208,7 @@ def fixed(n_columns, n_right):
 
     def network(inputs):
         chosen = (blobs()[1] + (torch.arange(120) >= n_right)) % 3
-        return 9.0 * nn.functional.one_hot(chosen, n_columns).repeat(2, 1)
+        return 9.0 * nn.functional.one_hot(chosen, n_columns).repeat(2, 1)[: len(inputs)]
 
     return network
 
