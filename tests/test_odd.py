@@ -217,6 +217,7 @@ REFUSED = {
     "token ids": ("`perturbation='tokens'`", {"data": TOKENS, "make": Words}),
     "numbers as tokens": ("token ids", {"perturbation": "tokens"}),
     "a forward of two tensors": ("Masked|tensors", {"make": Masked}),
+    "batches of 32 alone": ("Network", {"output": lambda z: z.reshape(32, 3)}),
     "a short reference": ("`reference`", {"reference": (X[:7], Y[:7])}),
     "a narrow reference": ("shape", {"reference": (X[:, :3], Y)}),
     "no such place": ("`output_key=7`", {"output": lambda z: (z, "words"), "output_key": 7}),

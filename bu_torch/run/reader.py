@@ -19,7 +19,7 @@ from bu_torch.run.settings import Settings
 from bu_torch.samples.samples import Samples
 
 T = TypeVar("T")
-_FEW = 32  # inputs at which a network is tried out
+_FEW = 31  # inputs at which a network is tried out: no usual size of batches, for which alone it may be made
 
 
 class Processes:
