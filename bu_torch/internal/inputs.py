@@ -68,8 +68,8 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_several:
     if not 0 <= least <= largest < _MOST_CLASSES:
         raise ValueError(
             f"`{name}` must hold integer classes 0, 1, ..., got {float(least):.15g} to {float(largest):.15g}: if they"
-            " are classes, number them with `torch.unique(labels, return_inverse=True)[1]`. Give samples to ignore the"
-            " label -100."
+            " are classes, number them with `torch.unique(labels, return_inverse=True)[1]`. Samples to ignore must be"
+            " left out, or in a training have the label -100."
         )
     if are_several and least == largest:
         raise ValueError(f"`{name}` must hold at least two classes, got only class {int(least)}.")

@@ -52,11 +52,11 @@ def run(options: argparse.Namespace) -> None:
         data = data()
     if options.device is not None and isinstance(module, nn.Module):
         module.to(options.device)
-    metric = metric_from(options.metric)
+    metric, max_samples = metric_from(options.metric), options.max_samples
     settings = {"rule": options.rule, "metric": metric}
-    signals = Signals(seed=options.seed, also=Settings(**settings).also, metric=metric)
+    signals = Signals(seed=options.seed, also=Settings(**settings, max_samples=max_samples).also, metric=metric)
     settings |= {"signals": signals, "device": options.device, "weights_only": not options.no_weights_only}
-    ranking = rank_checkpoints(files, module, read_samples(data, options.max_samples, options.seed), **settings)
+    ranking = rank_checkpoints(files, module, read_samples(data, max_samples, options.seed), **settings)
     say(str(ranking))  # first: a file may fail
     if options.json is not None:
         ranking.to_json(options.json)
