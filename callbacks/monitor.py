@@ -154,7 +154,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                         f" checks by steps, got {every_n_epochs}."
                     )
             check_reference(arguments["reference"])
-        self.__dict__.update(vars(settings))
+        self.__dict__.update(vars(settings))  # for the user; `engine.settings` holds what a fit uses
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self.source = Source(arguments["reference"], arguments["input_key"], arguments["label_key"])
         self._reset(settings)  # so that results can be asked for before a fit

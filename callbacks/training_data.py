@@ -106,7 +106,7 @@ def _samples_between_checks(trainer: Trainer, every_n_train_steps: int | None) -
 
 
 def _network_as_space(trainer: Trainer, pl_module: LightningModule, engine: Engine) -> LightningModule | None:
-    """The network, if its features may be a space: unless it is trained already, and no space of its was asked for."""
+    """The network, if its features may be a space, as of images: it is not trained yet, or they were asked for."""
     is_asked_for, can_be_read = engine.settings.feature_extractor == "module", can_be_passed(trainer, pl_module)
     if is_asked_for and not can_be_read:
         raise MisconfigurationException(

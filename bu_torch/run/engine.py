@@ -16,7 +16,7 @@ from bu_torch.internal.network import OutputReader, was_one_column
 from bu_torch.internal.output import log_line, printable
 from bu_torch.internal.replica import evaluation_copy, gathered, replaced_in_place
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run.history import CLEAR, History, describe_worse_than_chance, judge, summary_of
+from bu_torch.run.history import History, describe_worse_than_chance, judge, summary_of
 from bu_torch.run.prepare import TrainingData, prepare_signals
 from bu_torch.run.reader import NetworkReader, Processes
 from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, as_tables, read_state
@@ -302,8 +302,10 @@ class Engine:
         record = self.record  # a trainer's time on the hooks is not known here
         spent = record.setup_seconds + record.check_seconds + record.saving_seconds
         cost = f"Overhead of bu-torch: at least {spent:.1f} s on top of {record.training_seconds:.1f} s of training."
-        for line in (*lines, cost, *self._remarks):
-            self.log(line, if_verbose=line.startswith(CLEAR))
+        for line in (*lines, cost):
+            self.log(line)
+        for place, line in enumerate(self._remarks):  # of which the first is the verdict, a detail if that is clear
+            self.log(line, if_verbose=place == 0 and self.summary["word"] == "clear")
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average, because training has ended; results stay."""

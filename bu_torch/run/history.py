@@ -69,7 +69,7 @@ class History:
         It takes the place of one that was made at the same epoch and step, and does not count.
         """
         if self.settings.decides and self.rule.name not in entry:  # that of a signal is measured
-            entry[self.rule.name] = score_of(self.rule, entry)  # first, because a rule of the user's may raise anything
+            entry[self.rule.name] = score_of(self.rule, entry)  # the user's may raise: nothing has changed yet
         if self.is_last(entry["epoch"], entry.get("step")):
             del self.entries[-1]
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
@@ -194,7 +194,6 @@ _LEAST_OF_A_CLASS = 50
 # Expected accuracy has the largest part in their score. No standard error is known of other scores but metrics.
 _JUDGED_RULES: tuple[RuleName, ...] = ("accuracy_uncertainty_trust", "expected_accuracy")
 _VERDICT = "Verdict on the choice of the epoch:"
-CLEAR = f"{_VERDICT} clear"
 _OF_ALL = "the same prediction for all samples"
 
 
@@ -244,7 +243,7 @@ def summary_of(
 
 
 def judge(history: History, fitted: Fitted | None, n_columns: int) -> tuple[Confidence | None, list[str]]:
-    """Judge the kept check: the confidence in it, and lines to log, of which one that says `CLEAR` is a detail.
+    """Judge the kept check: the confidence in it, and lines to log, of which the first is the verdict if there is one.
 
     The network's logits have `n_columns`. Other processes than the first, which have nothing fitted, do not know.
     """
