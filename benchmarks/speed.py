@@ -62,7 +62,7 @@ SIZES = (
     *((20_000, 16, j) for j in (2, 100, 1_000)),
 )
 MANY = (1_000_000, 16, 26)  # for a check alone
-WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10), (200_000, 64, 10))
+WHOLE = ((5_000, 32, 10), (200_000, 32, 10))
 OF_IMAGES = ((200, 64), (200, 128), (200, 224), (2000, 224))  # images and pixels a side
 LARGE = (1_000_000, 64, 10, 10)
 Training = tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]  # network, samples, batch size

@@ -64,8 +64,6 @@ def test_any_shape_and_scale_also_of_duplicates(seed, n, d, values, scale, data)
 
 
 class TestLists:
-    """A search of very many samples."""
-
     @pytest.fixture(autouse=True)
     def use_lists(self, monkeypatch):
         monkeypatch.setattr(implementation, "_EXACT_PAIRS", 1)
@@ -103,10 +101,11 @@ class TestLists:
             torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["near", "far from the origin", "a group far away", "single precision"])
-def test_distances_to_classes_are_those_of_all_differences(kind, device):
+@pytest.mark.parametrize("kind", ["near", "many", "far from the origin", "a group far away", "single precision"])
+def test_distances_to_classes_are_those_of_all_differences(kind, device, monkeypatch):
     """To classes of other sizes than the blocks; some points are copies of members, or nearly so."""
     generator = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(implementation, "_EXACT_PAIRS", 300_000 if kind == "many" else 1e9)  # more than of one class
     offset = 1e4 if kind == "far from the origin" else 0.0
     groups = [offset + torch.randn(size, 5, generator=generator, dtype=torch.float64) for size in (700, 1, 40, 600)]
     copies = torch.cat(groups)[::50]
@@ -118,8 +117,10 @@ def test_distances_to_classes_are_those_of_all_differences(kind, device):
         points[-1] = 1e20  # its square is none of float32
         points, groups = points.float(), [group.float() for group in groups]
     labels = torch.repeat_interleave(torch.tensor([len(group) for group in groups]))
-    found = class_distances(points.to(device), torch.cat(groups).to(device), labels.to(device), len(groups))
-    expected = [(points.double().unsqueeze(1) - group.double()).norm(dim=2).amin(dim=1) for group in groups]
+    apart = (points.double().unsqueeze(1) - torch.cat(groups).double()).norm(dim=2).split([len(g) for g in groups], 1)
+    left_out = torch.stack((apart[0].argmin(dim=1), 701 + apart[2].argmin(dim=1)), dim=1)
+    found = class_distances(*(part.to(device) for part in (points, torch.cat(groups), labels)), 4, left_out.to(device))
+    expected = [part.sort(dim=1).values[:, n] for part, n in zip(apart, (1, 0, 1, 0), strict=True)]
     torch.testing.assert_close(found.cpu(), torch.stack(expected, dim=1), rtol=1e-7, atol=0)
 
 

@@ -24,8 +24,7 @@ def test_a_check_that_counts_is_not_made_again():
 
 
 @pytest.mark.parametrize(
-    ("scores", "first", "why"),
-    [([], 0, "made"), ([0.5], 1, "start_from_epoch"), ([math.nan], 0, "finite")],
+    ("scores", "first", "why"), [([], 0, "made"), ([0.5], 1, "start_from_epoch"), ([math.nan], 0, "finite")]
 )
 def test_where_nothing_is_kept_the_reason_is_named(scores, first, why):
     history = History(Settings(start_from_epoch=first))
