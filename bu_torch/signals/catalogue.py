@@ -86,11 +86,6 @@ class Signal:
     metric: ExpectedMetric | None = None  # its expected value is the signal
     reads_unmoved: bool = False  # `ProposalSignals` measures it, also at samples that are not perturbed
 
-    def of(self, outputs: NetworkOutputs) -> Tensor:
-        """Value at a check, a float64 scalar."""
-        value: Tensor = getattr(outputs, self.name) if self.metric is None else outputs.expected(self.metric)
-        return value
-
 
 def _of_metric(metric: ExpectedMetric) -> Signal:
     return Signal(metric.signal, f"expected {metric.title}", metric.is_larger_better, is_default=False, metric=metric)

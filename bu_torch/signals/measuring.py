@@ -183,7 +183,11 @@ class Signals:
         metric.check_columns(logits.shape[1])
         outputs, at_samples = NetworkOutputs(self, logits[:n_perturbed], before), logits[n_perturbed:]
         known = [SIGNALS[name] for name in self.names if name in SIGNALS]
-        values = {signal.name: signal.of(outputs) for signal in known if not signal.reads_unmoved}
+        values = {
+            signal.name: getattr(outputs, signal.name) if signal.metric is None else outputs.expected(signal.metric)
+            for signal in known
+            if not signal.reads_unmoved
+        }
         if metric.signal not in values:
             values[metric.signal] = outputs.expected(metric)
         if THRESHOLD in self.names:
