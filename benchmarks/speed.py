@@ -66,6 +66,7 @@ WHOLE = ((5_000, 32, 10), (200_000, 32, 10))
 OF_IMAGES = ((200, 64), (200, 128), (200, 224), (2000, 224))  # images and pixels a side
 LARGE = (1_000_000, 64, 10, 10)
 Training = tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]  # network, samples, batch size
+PARTS = ("setup", "check", "epoch", "whole", "texts", "beside", "process", "average", "others", "images", "large")
 MOST_EPOCHS = 150  # what people would train for otherwise
 
 
@@ -560,19 +561,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=(
-            "setup",
-            "check",
-            "epoch",
-            "whole",
-            "texts",
-            "beside",
-            "process",
-            "average",
-            "others",
-            "images",
-            "large",
-        ),
+        choices=PARTS,
         help="these alone, the rest of the results as it was; large, 1,000,000 samples, runs only where it is named",
     )
     parser.add_argument("--results", type=Path, default=tables.FOLDER / "results")

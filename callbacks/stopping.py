@@ -204,7 +204,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
         engine, kept = self.engine, self.engine.history.kept
-        if trainer.state.fn != FITTING or trainer.fast_dev_run or self.engine.summary:  # that of `end`
+        if trainer.state.fn != FITTING or trainer.fast_dev_run or engine.summary:  # which `end` has filled
             return
         if exception is not None:
             self.stopping_reason = describe_exception(exception)

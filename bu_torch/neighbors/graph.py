@@ -80,19 +80,18 @@ def class_distances(
     """Distance of points (n, d) to the nearest sample of each class, (n, J) float64, each column contiguous.
 
     The nearest of the samples (m, d) is found by |y|^2 - 2 x.y in float64, on a CPU with many by `nearest`, and its
-    distance is that of the difference.
-    A sample with the label -1 (m,) is of no class, and a class without samples is infinitely far. `left_out` (n, k),
-    int64, are samples that a point must not find.
+    distance is that of the difference. A sample with the label -1 (m,) is of no class, and a class without samples is
+    infinitely far. `left_out` (n, k), int64, are samples that a point must not find.
     """
     order = labels.argsort(stable=True)[int((labels < 0).sum()) :]
     place = torch.full_like(labels, -1)  # of each sample, class by class
     place[order] = torch.arange(len(order), device=labels.device)
     left_out = None if left_out is None else place[left_out]
-    members, sizes = samples[order], labels[order].bincount(minlength=n_classes).tolist()
+    members, sizes = samples[order].double(), labels[order].bincount(minlength=n_classes).tolist()
     distances = torch.full((n_classes, len(points)), torch.inf, dtype=torch.float64, device=points.device)
     if points.is_cpu and len(points) * len(members) > _EXACT_PAIRS:
         first, wide, n_left_out = 0, points.double(), 0 if left_out is None else left_out.shape[1]
-        for part, into in zip(members.double().split(sizes), distances, strict=True):
+        for part, into in zip(members.split(sizes), distances, strict=True):
             if len(part):
                 found, rows = nearest(part, wide, min(len(part), 1 + n_left_out))
                 if left_out is not None:
@@ -100,8 +99,8 @@ def class_distances(
                 into[:] = found.amin(dim=1)
             first += len(part)
         return distances.T
-    centre = members.double().median(dim=0).values
-    parts = [(part, part.square().sum(dim=1)) for part in (members.double() - centre).split(sizes)]
+    centre = members.median(dim=0).values
+    parts = [(part, part.square().sum(dim=1)) for part in (members - centre).split(sizes)]
     n_elements = _CACHED_ELEMENTS if points.is_cpu else _BLOCK_ELEMENTS
     n_rows = max(_LEAST_ROWS, n_elements * sum(size > 0 for size in sizes) // len(members))
     for rows in torch.arange(len(points), device=points.device).split(n_rows):

@@ -196,7 +196,7 @@ class Engine:
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of logits at the perturbed inputs; waits for the device once.
 
-        `add` and `record` take what else is measured from `measured`.
+        `add` and `_write` take what else is measured from `measured`.
         """
         signals: Signals = self.fitted.signals
         n_samples = len(signals.boundary.labels)
