@@ -16,14 +16,7 @@ from bu_torch.functional.score import (
     uncertainty_along_boundary,
     uncertainty_between,
 )
-from bu_torch.internal.inputs import (
-    PresentClasses,
-    as_features,
-    as_labels,
-    check_fitted,
-    check_integer,
-    check_seed,
-)
+from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.network import read_logits, takes, was_one_column
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.perturbation import draws
@@ -35,6 +28,29 @@ from bu_torch.space.features import FeatureSpace
 MOST_ENTRIES = 2**28  # in an array with a column for each class: a gibibyte in float32; there are three such arrays
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # of what features are taken: a multiple of 64 rows and about 2**24 values
 _TENSORS = ("neighbors", "nearest_distance", "probabilities_of_present", "votes_of_present")
+
+
+class PresentClasses:
+    """The C classes among labels (N,), ascending, and their columns; `n_present` is C, `n_classes` the largest + 1.
+
+    Public shapes have `n_classes` columns; cost and memory depend only on the classes that have samples.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.classes = torch.unique(labels)
+        self.n_present, self.n_classes = len(self.classes), int(self.classes[-1]) + 1
+
+    def columns(self, classes: Tensor) -> Tensor:
+        """Columns of classes, int64: below C for those present; each other class has one of its own, from C on."""
+        places = torch.searchsorted(self.classes, classes.contiguous()).clamp(max=self.n_present - 1)
+        return torch.where(self.classes[places] == classes, places, self.n_present + classes)
+
+    def expand(self, columns: Tensor, n_columns: int | None = None) -> Tensor:
+        """Expand an array (n, C) to a column for each class, (n, J), or to more; classes without samples get 0."""
+        n_columns = self.n_classes if n_columns is None else n_columns
+        if self.n_present == n_columns:
+            return columns
+        return columns.new_zeros(len(columns), n_columns).index_copy_(1, self.classes, columns)
 
 
 class PerturbedEstimator:

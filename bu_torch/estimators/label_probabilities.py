@@ -10,8 +10,8 @@ from torch.linalg import solve_triangular
 from bu_torch.functional import expected_accuracy
 from bu_torch.functional import probabilities as formulas
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
-from bu_torch.neighbors.graph import lloyd
-from bu_torch.samples.samples import copies, stratified_rows, weights_of
+from bu_torch.neighbors.graph import copies, lloyd
+from bu_torch.samples.samples import stratified_rows, weights_of
 from bu_torch.space.features import LabelMetric, standardization, standardize
 
 DECAYS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # the votes choose among them

@@ -158,26 +158,3 @@ def exceeds_float32(features: Tensor) -> bool:
     """Return True if these are float64, or if some of these integers are beyond the precision of float32."""
     is_wide = features.dtype in (torch.int32, torch.int64)
     return features.dtype == torch.float64 or (is_wide and bool((features.double().abs() > _EXACT_INTEGER).any()))
-
-
-class PresentClasses:
-    """The C classes among labels (N,), ascending, and their columns; `n_present` is C, `n_classes` the largest + 1.
-
-    Public shapes have `n_classes` columns; cost and memory depend only on the classes that have samples.
-    """
-
-    def __init__(self, labels: Tensor) -> None:
-        self.classes = torch.unique(labels)
-        self.n_present, self.n_classes = len(self.classes), int(self.classes[-1]) + 1
-
-    def columns(self, classes: Tensor) -> Tensor:
-        """Columns of classes, int64: below C for those present; each other class has one of its own, from C on."""
-        places = torch.searchsorted(self.classes, classes.contiguous()).clamp(max=self.n_present - 1)
-        return torch.where(self.classes[places] == classes, places, self.n_present + classes)
-
-    def expand(self, columns: Tensor, n_columns: int | None = None) -> Tensor:
-        """Expand an array (n, C) to a column for each class, (n, J), or to more; classes without samples get 0."""
-        n_columns = self.n_classes if n_columns is None else n_columns
-        if self.n_present == n_columns:
-            return columns
-        return columns.new_zeros(len(columns), n_columns).index_copy_(1, self.classes, columns)

@@ -18,14 +18,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-_BACKENDS: Any = torch.backends  # mypy does not know its attributes
-_ROUNDING = (
-    _BACKENDS.cudnn.conv,  # the default is TF32, with three digits
-    _BACKENDS.cuda.matmul,  # `torch.set_float32_matmul_precision` lowers this and the next two
-    _BACKENDS.mkldnn.conv,
-    _BACKENDS.mkldnn.matmul,
-)
-
 
 @contextmanager
 def preserved_random_state(seed: int | None = None) -> Iterator[None]:
@@ -49,19 +41,6 @@ def start_from(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # otherwise a seed would wait for the first use, and stay
         torch.cuda.manual_seed_all(seed)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Compute products and convolutions in full float32 within, because distances are small differences of them."""
-    before = [part.fp32_precision for part in _ROUNDING]
-    try:
-        for part in _ROUNDING:
-            part.fp32_precision = "ieee"
-        yield
-    finally:
-        for part, precision in zip(_ROUNDING, before, strict=True):
-            part.fp32_precision = precision
 
 
 _MOST_COPIED = 2**26  # bytes of frozen parameters

@@ -1,6 +1,6 @@
 """Nearest neighbours: clusters of samples, distances from points to classes, and K-means."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -207,3 +207,17 @@ def _search_by_torch(base32: Tensor, queries32: Tensor, n_candidates: int) -> Te
     blocks = queries32.split(max(1, 4 * _BLOCK_ELEMENTS // len(base32)))
     exact = (torch.cdist(block, base32, compute_mode="donot_use_mm_for_euclid_dist") for block in blocks)
     return torch.cat([distances.topk(n_candidates, largest=False).indices for distances in exact])
+
+
+def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows (R,) of samples (N, ...) and of an exact copy of each, one neighbour rank at a time.
+
+    `neighbors` (N, M) come from `NeighborGraph`. Each yield holds only rows that the one before held, R >= 1.
+    """
+    rows = torch.arange(len(features), device=features.device)
+    for others in neighbors[:, 1:].unbind(dim=1):
+        blocks = rows.split(max(1, _BLOCK_ELEMENTS // features[0].numel()))
+        rows = torch.cat([part[(features[others[part]] == features[part]).flatten(1).all(dim=1)] for part in blocks])
+        if not len(rows):
+            return
+        yield rows, others[rows].long()

@@ -1,10 +1,10 @@
-"""Training samples as tensors: from batches, how much each weighs, the choice of some of them, copies among them."""
+"""Training samples as tensors: from batches, how much each weighs, the choice of some of them."""
 
 import itertools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +28,6 @@ IGNORED = -100  # default `ignore_index` of torch's losses
 LEFT_OUT = f"{{}} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
 _LABELS = ("labels", "label", "targets", "target", "y")
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
-_BLOCK_ELEMENTS = 2**22  # compared at once
 _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
 
@@ -252,20 +251,6 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
         return known if len(known) == len(dataset) else None
     except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
         return None
-
-
-def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows (R,) of samples (N, ...) and of an exact copy of each, one neighbour rank at a time.
-
-    `neighbors` (N, M) come from `NeighborGraph`. Each yield holds only rows that the one before held, R >= 1.
-    """
-    rows = torch.arange(len(features), device=features.device)
-    for others in neighbors[:, 1:].unbind(dim=1):
-        blocks = rows.split(max(1, _BLOCK_ELEMENTS // features[0].numel()))
-        rows = torch.cat([part[(features[others[part]] == features[part]).flatten(1).all(dim=1)] for part in blocks])
-        if not len(rows):
-            return
-        yield rows, others[rows].long()
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:

@@ -14,9 +14,9 @@ from bu_torch.functional.metrics import best_threshold, decided_at, influence, l
 from bu_torch.functional.probabilities import as_probabilities, scale_to_shares, shares_of
 from bu_torch.functional.score import Attainable, attainable, cost_of_memorising, top_two, uncertainty_between
 from bu_torch.internal.inputs import check_fitted
-from bu_torch.neighbors.graph import class_distances
+from bu_torch.neighbors.graph import class_distances, copies
 from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows, followed_by, kind_of
-from bu_torch.samples.samples import copies, weights_of
+from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS, Measurement, NetworkOutputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
 
