@@ -12,17 +12,14 @@ from bu_torch.callbacks.trainer import (
     FITTING,
     NAMESPACE,
     RAW_WEIGHTS,
-    Callback,
-    LightningModule,
     LightningNetworkReader,
     LightningProcesses,
     MisconfigurationException,
-    StochasticWeightAveraging,
-    Trainer,
-    WeightAveraging,
+    averages_at_the_end,
     lightning_average,
     log_check,
     misconfigured,
+    pl,
     record_folder,
     skip_empty_hooks,
     training_loss,
@@ -51,7 +48,7 @@ from bu_torch.samples.samples import ClassWeight, InputKey
 _SETTINGS = {field.name for field in fields(Settings)}
 
 
-class BoundaryUncertaintyMonitor(Results, Callback):
+class BoundaryUncertaintyMonitor(Results, pl.Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a
@@ -170,8 +167,8 @@ class BoundaryUncertaintyMonitor(Results, Callback):
     def is_by_steps(self) -> bool:
         return self.every_n_train_steps is not None
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(trainer, Trainer):
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if not isinstance(trainer, pl.Trainer):
             kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
             raise MisconfigurationException(
                 f"This callback works with a `Trainer` of `{NAMESPACE}`, got {kind}. Import `lightning.pytorch` or"
@@ -186,19 +183,19 @@ class BoundaryUncertaintyMonitor(Results, Callback):
                 " Give each its own `Trainer`."
             )
         callbacks, processes = list(trainer.callbacks), LightningProcesses(trainer)
-        averages = [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
+        averages = [one for one in callbacks if isinstance(one, pl.callbacks.WeightAveraging)]
         if averages and callbacks.index(self) < callbacks.index(averages[-1]):
             callbacks.remove(self)  # a check must measure the average that a checkpoint holds
             callbacks.insert(callbacks.index(averages[-1]) + 1, self)
             trainer.callbacks = callbacks
         settings = {name: getattr(self, name) for name in _SETTINGS}  # which may have been set since
-        if averages or processes.weights_are_hidden or any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
+        if averages or processes.weights_are_hidden or averages_at_the_end(trainer):
             settings["averaging"] = None
         with misconfigured(TypeError, ValueError):
             self._reset(Settings(**settings))  # states are loaded after `setup`
         self.engine.processes = processes
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         engine = self.engine
         engine.reader = LightningNetworkReader(trainer, engine.settings)
         self._n_checks_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
@@ -235,7 +232,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}
             engine.open_record(folder, {**vars(engine.settings), **self.source._asdict(), **every})
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         if self.is_by_steps:
             self._clear_callback_metrics(trainer)
         # Not in `on_train_start`: the module's own comes later and may set it up. Lazy layers need a first batch.
@@ -245,7 +242,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             self._is_tried_out = True
             self._watch.attach(pl_module)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         self._watch.detach()
         if self.every_n_train_steps is not None:
             # A batch makes no step while gradients accumulate, and several steps with several optimisers.
@@ -253,7 +250,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             if self._n_checks_due > before:
                 self._make_check(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.is_by_steps:
             if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
                 self._make_check(trainer, pl_module)
@@ -262,7 +259,7 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         elif self.history and self.history[-1]["epoch"] == trainer.current_epoch:
             trainer.callback_metrics.update(self._logged | trainer.callback_metrics)
 
-    def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
+    def _make_check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Check:
         """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
         average = lightning_average(trainer)
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
@@ -277,19 +274,19 @@ class BoundaryUncertaintyMonitor(Results, Callback):
             self._logged = log_check(trainer, check.entry, is_by_steps=self.is_by_steps)
         return check
 
-    def _clear_callback_metrics(self, trainer: Trainer) -> None:
+    def _clear_callback_metrics(self, trainer: pl.Trainer) -> None:
         """Remove the last check's values, because they do not describe the weights to come."""
         for name in self._logged:
             trainer.callback_metrics.pop(name, None)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.callback_metrics.update(self._logged | trainer.callback_metrics)  # later epochs may have removed them
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.engine.settings.decides:
             self.engine.end("Training ended.")
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         # After an exception Lightning calls no `teardown`.
         self._watch.detach()
         self.engine.perturbed = None  # on a device whose memory may be short; all else is needed to judge
@@ -297,11 +294,13 @@ class BoundaryUncertaintyMonitor(Results, Callback):
         if not self.engine.settings.decides:
             self.engine.end(describe_exception(exception))
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.engine.release()
         self._watch.detach()
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if trainer.state.fn != FITTING:
             return
         for part, weights in holders_of_weights(checkpoint["callbacks"].get(self.state_key)):

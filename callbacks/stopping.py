@@ -8,19 +8,7 @@ from typing import Any, Self
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, holders_of_weights
-from bu_torch.callbacks.trainer import (
-    FITTING,
-    Callback,
-    Checkpoint,
-    EarlyStopping,
-    FileKeeper,
-    LightningModule,
-    ModelCheckpoint,
-    StochasticWeightAveraging,
-    Trainer,
-    misconfigured,
-    skip_empty_hooks,
-)
+from bu_torch.callbacks.trainer import FITTING, FileKeeper, averages_at_the_end, misconfigured, pl, skip_empty_hooks
 from bu_torch.callbacks.training_data import Reference
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
@@ -148,19 +136,18 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.stopping_reason, self.stopped_epoch = "", None
         self._keeper: FileKeeper | None = None  # None if the trainer writes no files
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage != FITTING:
             return
-        is_averaged = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
-        if self.restore_best_weights and is_averaged:
+        if self.restore_best_weights and averages_at_the_end(trainer):
             rank_zero_warn(
                 "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                 " the kept epoch then replace it. Pass `restore_best_weights=False` to leave the average."
             )
         self._install(trainer, pl_module)
 
-    def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _install(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put a keeper and a `LastCallback` into `trainer.callbacks`, in place of those of an earlier fit.
 
         The keeper takes the place of the checkpoint that Lightning adds by default, too, or loggers would upload that.
@@ -172,20 +159,20 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if trainer.checkpoint_callbacks:
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
             keeper = FileKeeper(self, token)
-            indices = range(len(callbacks))
-            last = max(n for n in indices if callbacks[n] is self or isinstance(callbacks[n], EarlyStopping))
-            callbacks.insert(min([last + 1, *(n for n in indices if isinstance(callbacks[n], Checkpoint))]), keeper)
+            known = pl.callbacks.EarlyStopping, pl.callbacks.Checkpoint
+            stopping, saving = ([n for n, one in enumerate(callbacks) if isinstance(one, kind)] for kind in known)
+            callbacks.insert(min([max([callbacks.index(self), *stopping]) + 1, *saving]), keeper)
             self._keeper = keeper
         trainer.callbacks = [*callbacks, LastCallback(self)]
         if self._keeper is not None:
             self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         if self._keeper is not None and self.engine.history.kept is None:  # that of a resumed run may not count
             self._keeper.set_best("", None)
 
-    def _make_check(self, trainer: Trainer, pl_module: LightningModule) -> Check:
+    def _make_check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Check:
         """Make a check; have its file written if it is the best, and stop training if it says so."""
         check, history = super()._make_check(trainer, pl_module), self.engine.history
         if check.is_best and self._keeper is not None:
@@ -201,7 +188,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self.stopping_reason = history.why_stopped(trainer.current_epoch, step)
         return check
 
-    def _conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
+    def _conclude(self, trainer: pl.Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
         engine, kept = self.engine, self.engine.history.kept
         if trainer.state.fn != FITTING or trainer.fast_dev_run or engine.summary:  # which `end` has filled
@@ -232,11 +219,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 def _is_default(callback: Any) -> bool:
     """Whether this is the checkpoint callback that a trainer adds to a list without one."""
     names = ("state_key", "dirpath", "filename", "save_top_k", "save_last", "save_weights_only")
-    default, is_plain = ModelCheckpoint(), type(callback) is ModelCheckpoint
+    default = pl.callbacks.ModelCheckpoint()
+    is_plain = type(callback) is type(default)
     return is_plain and all(getattr(callback, name) == getattr(default, name) for name in names)
 
 
-class LastCallback(Callback):
+class LastCallback(pl.Callback):
     """Completes checkpoints and concludes the training for its owner, after all other callbacks.
 
     So they save the training weights, and what they change in a checkpoint is known.
@@ -246,18 +234,20 @@ class LastCallback(Callback):
         skip_empty_hooks(self)
         self._owner = owner
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         keeper, key = self._owner._keeper, self._owner.state_key
         if keeper is not None and keeper.is_saving:
             keeper.put_kept_weights(trainer, checkpoint)
         for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(key)):
             part["weights"] = drop_saved(weights, checkpoint["state_dict"])  # no file holds the kept weights twice
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._owner._conclude(trainer)  # the module's own hook, which may export the network, comes next
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._owner._conclude(trainer)  # if there was no training
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._owner._conclude(trainer, exception)

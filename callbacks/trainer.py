@@ -40,20 +40,8 @@ NAMESPACE = _NAMESPACES[0] if _NAMESPACES else "lightning.pytorch"
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-    from lightning.pytorch import Callback as Callback
-    from lightning.pytorch import LightningModule as LightningModule
-    from lightning.pytorch import Trainer as Trainer
-    from lightning.pytorch.callbacks import Checkpoint as Checkpoint
-    from lightning.pytorch.callbacks import ModelCheckpoint as ModelCheckpoint
 else:
     pl = import_module(NAMESPACE)
-    Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
-    Checkpoint, ModelCheckpoint = pl.callbacks.Checkpoint, pl.callbacks.ModelCheckpoint
-
-library: Any = pl  # for names that mypy does not find there
-EarlyStopping = library.callbacks.EarlyStopping
-StochasticWeightAveraging = library.callbacks.StochasticWeightAveraging
-WeightAveraging = library.callbacks.WeightAveraging
 MisconfigurationException: Any = import_module(f"{NAMESPACE}.utilities.exceptions").MisconfigurationException
 _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
@@ -84,7 +72,7 @@ def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") ->
 class LightningProcesses(Processes):
     """Processes of a trainer."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: pl.Trainer) -> None:
         self.count, self.rank, self._strategy = trainer.world_size, trainer.global_rank, trainer.strategy
         strategy = type(trainer.strategy).__name__
         self.are_sharded, self.weights_are_hidden = strategy in SHARDED, strategy in HIDING
@@ -93,10 +81,10 @@ class LightningProcesses(Processes):
         return self._strategy.broadcast(value)
 
 
-def skip_empty_hooks(callback: Callback, other: str = "") -> None:
+def skip_empty_hooks(callback: pl.Callback, other: str = "") -> None:
     """Have Lightning skip hooks of each batch, all empty ones and one more: it does not call those that are None."""
     for name in _BATCH_HOOKS:
-        if name == other or getattr(type(callback), name) is getattr(Callback, name):
+        if name == other or getattr(type(callback), name) is getattr(pl.Callback, name):
             setattr(callback, name, None)
 
 
@@ -106,7 +94,7 @@ class LightningNetworkReader(NetworkReader):
     name, error = "`forward`", MisconfigurationException
     remedy = f"{CHANGE_INPUTS} {NetworkReader.remedy}"
 
-    def __init__(self, trainer: Trainer, settings: Settings, packing: Packing | None = None) -> None:
+    def __init__(self, trainer: pl.Trainer, settings: Settings, packing: Packing | None = None) -> None:
         super().__init__(settings, packing)
         self.trainer = trainer
 
@@ -123,33 +111,39 @@ class LightningNetworkReader(NetworkReader):
         return NetworkReader, (self.settings, self.packing)  # what holds a copy has no trainer
 
 
-def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
+def can_be_passed(trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
     """Whether the module can be run before training."""
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
 
 
 @prepare_copy.register
-def _detach(copied: LightningModule, module: nn.Module) -> None:
+def _detach(copied: pl.LightningModule, module: nn.Module) -> None:
     """Let a copy run its own `forward`, and ignore what it logs: this would enter the epoch's mean, or be refused."""
     if getattr(module, "_compiler_ctx", None):  # `forward` is a function that runs the module which was compiled
         vars(copied).pop("forward", None)
     vars(copied)["log"] = log_nothing
     if (trainer := vars(module)["_trainer"]) is not None:
         copied._trainer = silent = copy.copy(trainer)
-        silent.loggers = [library.loggers.logger.DummyLogger() for _ in silent.loggers]
+        silent.loggers = [pl.loggers.logger.DummyLogger() for _ in silent.loggers]
 
 
-def lightning_average(trainer: Trainer) -> Any:
+def lightning_average(trainer: pl.Trainer) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one, as checkpoints hold it; None without one."""
-    averages = (callback._average_model for callback in trainer.callbacks if isinstance(callback, WeightAveraging))
+    kind = pl.callbacks.WeightAveraging
+    averages = (one._average_model for one in trainer.callbacks if isinstance(one, kind))
     return next((average for average in averages if average is not None), None)
+
+
+def averages_at_the_end(trainer: pl.Trainer) -> bool:
+    """Whether Lightning puts an average into the module when training ends."""
+    return any(isinstance(one, pl.callbacks.StochasticWeightAveraging) for one in trainer.callbacks)
 
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
 
 
-def log_check(trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> dict[str, Tensor]:
+def log_check(trainer: pl.Trainer, check: dict[str, Any], *, is_by_steps: bool) -> dict[str, Tensor]:
     """Log a check at the step at which Lightning logs the last batch; the values that callbacks can read then.
 
     `log_dict` would be slow, skip steps within an epoch, and keep values in `callback_metrics` until its end.
@@ -169,7 +163,7 @@ def log_check(trainer: Trainer, check: dict[str, Any], *, is_by_steps: bool) -> 
     return values
 
 
-def record_folder(trainer: Trainer) -> Path | None:
+def record_folder(trainer: pl.Trainer) -> Path | None:
     """Folder of the first checkpoint callback (the keeper), or of logs; None if none is on this machine's disk."""
     if trainer.fast_dev_run or trainer.barebones:
         return None
@@ -179,7 +173,7 @@ def record_folder(trainer: Trainer) -> Path | None:
     return None if folder is None or "://" in str(folder) or not trainer.is_global_zero else Path(folder)
 
 
-def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
+def training_loss(trainer: pl.Trainer, *, is_within_epoch: bool) -> float | None:
     """The training loss that the module has logged; None if there is none.
 
     It is the epoch's mean if the module logs that (`on_epoch=True`); otherwise, and within an epoch, the last batch's.
@@ -192,7 +186,7 @@ def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     return next((float(logged[name]) for name in LOSSES if name in logged), None)
 
 
-class FileKeeper(ModelCheckpoint):
+class FileKeeper(pl.callbacks.ModelCheckpoint):
     """Lightning's `ModelCheckpoint` by the score of each check, with one file under a name of its own.
 
     The engine keeps the weights. The file is for whoever loads it: nothing of bu-torch reads it. After a best check the
@@ -226,7 +220,7 @@ class FileKeeper(ModelCheckpoint):
         self._earlier = ""  # best file before, until the next is written
         self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING and self.engine.is_over:  # of an earlier fit; its owner is no longer in the list
             trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self]
@@ -245,7 +239,7 @@ class FileKeeper(ModelCheckpoint):
         self.best_model_score = self.kth_value = self.current_score = score
         self.best_k_models = {} if score is None else {path: score}
 
-    def on_train_epoch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Write the kept check in place of the best file before, unless that has been done."""
         kept = self.engine.history.kept
         if not self._must_write or kept is None:
@@ -269,7 +263,7 @@ class FileKeeper(ModelCheckpoint):
 
     on_train_batch_end = on_train_epoch_end
 
-    def _save(self, trainer: Trainer, path: str) -> None:
+    def _save(self, trainer: pl.Trainer, path: str) -> None:
         """Have Lightning write a file, for which averaged shards are in the module; delete the best file before."""
         module, engine = trainer.lightning_module, self.engine
         self.is_saving = True
@@ -288,7 +282,7 @@ class FileKeeper(ModelCheckpoint):
             trainer.strategy.remove_checkpoint(self._earlier)
         self._earlier = ""  # that of an earlier run stays
 
-    def put_kept_weights(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    def put_kept_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         """Put the kept weights into the own file, and beside them those of training."""
         module, engine, raw = trainer.lightning_module, self.engine, self._raw
         saved, kept = checkpoint["state_dict"], engine.history.kept or {}

@@ -18,11 +18,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from bu_torch.callbacks.trainer import (
     CHANGE_INPUTS,
-    LightningModule,
     LightningNetworkReader,
     MisconfigurationException,
-    Trainer,
     can_be_passed,
+    pl,
 )
 from bu_torch.internal.replica import copy_of
 from bu_torch.perturbation.draws import keeps_integers
@@ -55,8 +54,8 @@ class Source(NamedTuple):
 
 
 def training_data(
-    trainer: Trainer,
-    pl_module: LightningModule,
+    trainer: pl.Trainer,
+    pl_module: pl.LightningModule,
     source: Source,
     every_n_train_steps: int | None,
     engine: Engine,
@@ -95,7 +94,7 @@ def training_data(
     return TrainingData(samples, plan_of(samples), _network_as_space(trainer, pl_module, engine), class_weight)
 
 
-def _samples_between_checks(trainer: Trainer, every_n_train_steps: int | None) -> float:
+def _samples_between_checks(trainer: pl.Trainer, every_n_train_steps: int | None) -> float:
     """Number of samples that all processes together train on between two checks."""
     n_batches = float(trainer.num_training_batches)
     if every_n_train_steps is not None:
@@ -105,7 +104,7 @@ def _samples_between_checks(trainer: Trainer, every_n_train_steps: int | None) -
     return n_batches * batch_size * trainer.world_size if batch_size else math.inf
 
 
-def _network_as_space(trainer: Trainer, pl_module: LightningModule, engine: Engine) -> LightningModule | None:
+def _network_as_space(trainer: pl.Trainer, pl_module: pl.LightningModule, engine: Engine) -> pl.LightningModule | None:
     """The network, if its features may be a space, as of images: it is not trained yet, or they were asked for."""
     is_asked_for, can_be_read = engine.settings.feature_extractor == "module", can_be_passed(trainer, pl_module)
     if is_asked_for and not can_be_read:
@@ -119,7 +118,7 @@ def _network_as_space(trainer: Trainer, pl_module: LightningModule, engine: Engi
 
 
 def _reading(
-    trainer: Trainer, pl_module: LightningModule, source: Source, settings: Settings
+    trainer: pl.Trainer, pl_module: pl.LightningModule, source: Source, settings: Settings
 ) -> tuple[DataLoader[Any], Callable[..., Samples]]:
     """The trainer's loader, or one of `reference`; and `read_loader` with what this trainer does to batches."""
     loader: Any = source.reference
@@ -156,7 +155,7 @@ def _read_unmixed(loader: DataLoader[Any], read: Callable[..., Samples]) -> Samp
     return samples
 
 
-def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
+def _batch_hooks(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Callable[[Any], Any] | None:
     """Function that applies the trainer's batch hooks; None if no hook is the user's.
 
     It calls copies of the module and the data module, so that their own random generators do not move.
