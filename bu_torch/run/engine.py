@@ -19,7 +19,7 @@ from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance, judge, summary_of
 from bu_torch.run.prepare import TrainingData, prepare_signals
 from bu_torch.run.reader import NetworkReader, Processes
-from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, as_tables, read_state
+from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, read_state
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import WeightAverage, copied, load
 from bu_torch.samples.samples import IGNORED
@@ -322,7 +322,6 @@ class Engine:
         predictions, best = self._predictions, self._best_contributions
         return {
             **self.history.state_dict(),
-            "history": as_tables(self.history.entries),
             **self.preparation,
             "predictions": None if predictions is None else as_small(predictions),
             "best_contributions": None if best is None else best.cpu(),
@@ -351,7 +350,7 @@ class Engine:
             known = PREPARATION if has_plan else ("prepared", "space")
             self.preparation = dict.fromkeys(PREPARATION) | {name: state[name] for name in known}
         except Exception as error:  # a damaged state, or a rule of the user's, may raise anything
-            self.history.load({"history": []}, is_compared=False)
+            self.history.load({"history": "[]"}, is_compared=False)
             why = f"The state in the checkpoint cannot be read ({printable(f'{type(error).__name__}: {error}'[:200])})"
         if why:
             self._start_anew(why)

@@ -5,10 +5,9 @@ import json
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 4  # raise it when the meaning of the lines of a record changes
-VERSION = 4  # of what `Engine.state_dict` returns
+VERSION = 5  # of what `Engine.state_dict` returns
 _TENSORS = (("predictions", torch.int64), ("best_contributions", torch.float64))
 _NAME = "boundary_uncertainty"
 
@@ -114,39 +113,17 @@ def as_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path | ExpectedMetric) else type(value).__name__
 
 
-def as_tables(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Checks as tables of numbers, one for each run of checks with the same names: single numbers are slow to save."""
-    tables = (
-        (names, [[*check.values()] for check in checks]) for names, checks in itertools.groupby(entries, key=tuple)
-    )
-    as_numbers = partial(torch.tensor, dtype=torch.float64, device="cpu")
-    return [{"names": list(names), "values": as_numbers(rows)} for names, rows in tables]
-
-
 def as_small(classes: Tensor) -> Tensor:
     """Classes on the CPU, in the smallest type that holds them all."""
     return classes.cpu().to(torch.uint8 if int(classes.max()) <= torch.iinfo(torch.uint8).max else torch.int32)
 
 
 def read_state(state: Any) -> dict[str, Any]:
-    """Entries of what `Engine.state_dict` returned, as their owners take them.
-
-    Raises some exception if they are of another version or kind.
-    """
+    """Entries of what `Engine.state_dict` returned; raises some exception if they are of another version or kind."""
     if (version := state.get("version")) != VERSION:
         raise ValueError(f"it has version {version}, and this package reads version {VERSION}")
-    history = []
-    for table in state["history"]:
-        for row in table["values"].tolist():
-            check: dict[str, Any] = dict(zip(table["names"], map(float, row), strict=True))
-            places = {name: int(check[name]) for name in ("epoch", "step") if name in check}
-            history.append(check | places | {"expected_accuracy": check["expected_accuracy"], "epoch": places["epoch"]})
     plan = None if state["plan"] is None else tuple(map(int, state["plan"]))
     if plan is not None and not (len(plan) == 2 and plan[0] >= 1 and 1 <= plan[1] <= 1000):  # memory grows with them
         raise ValueError(f"its plan is {plan}")
     tensors = {name: None if state[name] is None else state[name].to(dtype).flatten() for name, dtype in _TENSORS}
-    n_not_compared = min(max(int(state["n_not_compared"]), 0), len(history))
-    if (kept := state.get("kept")) is not None and kept not in range(n_not_compared, len(history)):
-        raise ValueError(f"it keeps check {kept} of {len(history)}")
-    checks = {"history": history, "n_not_compared": n_not_compared}
-    return {**state, **tensors, **checks, "plan": plan, "weights": dict(state["weights"])}
+    return {**state, **tensors, "plan": plan, "weights": dict(state["weights"])}
