@@ -35,7 +35,7 @@ from bu_torch.callbacks.training_data import (
 )
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.output import printable, showing_progress
+from bu_torch.internal.output import printable
 from bu_torch.internal.replica import has_lazy_layers, preserved_random_state
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results
@@ -219,7 +219,6 @@ class BoundaryUncertaintyMonitor(Results, pl.Callback):
         reference = self.source.reference
         with (
             preserved_random_state(engine.settings.seed),  # a `perturbation` draws the same in each preparation
-            showing_progress(trainer.progress_bar_callback is not None),
             misconfigured(
                 TypeError,
                 ValueError,

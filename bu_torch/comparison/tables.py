@@ -165,7 +165,6 @@ def compare(
     scorer = _Scorer(metric, int(table[1].max()) + 1)
     quarter, fifth = (_hold_out(train, test, scorer, share, seed, n_epochs) for share in (0.25, 0.2))
     stopper = BoundaryUncertaintyStopper(*train, seed=seed, patience=_PATIENCE, metric=metric)
-    stopper.has_progress_bar = False
     average, n_ours = WeightAverage(AVERAGING), 0
     of_all, refit = [], math.nan
     with stopper:

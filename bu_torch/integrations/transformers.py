@@ -77,7 +77,6 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             sampler, collate = loader.get_sampler(), loader.collate_fn
             own = DataLoader(dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
         self.stopper = make_stopper(model, own, keys, **self.options)
-        self.stopper.has_progress_bar = not args.disable_tqdm
         if args.world_size > 1:
             self.stopper.engine.processes = TorchProcesses()
         if state.global_step:

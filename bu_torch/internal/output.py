@@ -1,21 +1,17 @@
-"""What leaves the process: lines of text for people, progress, and files that are written whole or not at all."""
+"""What leaves the process: lines of text for people, and files that are written whole or not at all."""
 
 import logging
 import secrets
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
-
-from tqdm.auto import tqdm
 
 _log = logging.getLogger("bu_torch")
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
-_BAR_DELAY = 3  # seconds of work before a bar is shown
 
 
 def printable(value: Any) -> str:
@@ -53,29 +49,6 @@ def log_line(line: str) -> None:
 
 def log_nothing(*_: object, **__: object) -> None:
     """Drop what is to be logged; a function with a name, because a callback that holds it may be pickled."""
-
-
-_shows_bars = ContextVar("shows_bars", default=False)
-
-
-@contextmanager
-def showing_progress(shows_bars: bool) -> Iterator[None]:
-    """Let long work within show bars, or not."""
-    token = _shows_bars.set(shows_bars)
-    try:
-        yield
-    finally:
-        _shows_bars.reset(token)
-
-
-@contextmanager
-def progress(what: str, **options: Any) -> Iterator[Callable[[int], Any]]:
-    """Give a function that moves a bar of tqdm's, shown after a few seconds of work within, if bars are shown."""
-    if not _shows_bars.get():  # a disabled bar would start tqdm's thread, too
-        yield lambda _: None
-        return
-    with tqdm(desc=what, delay=_BAR_DELAY, leave=False, **options) as bar:
-        yield bar.update
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from torch import Tensor, distributed, nn
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.network import device_of
-from bu_torch.internal.output import showing_progress
 from bu_torch.internal.replica import has_lazy_layers, has_shards
 from bu_torch.perturbation.draws import keeps_integers
 from bu_torch.run.engine import Engine, Results
@@ -51,7 +50,6 @@ class BoundaryUncertaintyStopper(Results):
         stopped_epoch: Epoch of the check that said to stop; None before.
         stopping_reason: Reason to stop, in words; "Training ended." if the loop ended by itself, or the exception that
             left a `with`; "" before.
-        has_progress_bar: Show a bar if samples are read again for some seconds; True unless set.
 
     Raises:
         ValueError: If an argument is out of range or the samples are not fit for the method.
@@ -98,7 +96,6 @@ class BoundaryUncertaintyStopper(Results):
         if folder is not None and not isinstance(folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
         self.folder = folder
-        self.has_progress_bar = True
         self.engine = Engine(self.settings)
         if process_group is not None:
             self.engine.processes = TorchProcesses(process_group)
@@ -244,8 +241,7 @@ class BoundaryUncertaintyStopper(Results):
             n_operations = NetworkReader(settings, samples.packing).operations_of(model, samples)
             return TrainingData(samples, plan_check(settings, samples, n_operations), module)
 
-        with showing_progress(self.has_progress_bar):
-            engine.prepare(read, device_of(model, samples.inputs))
+        engine.prepare(read, device_of(model, samples.inputs))
         if self.folder is not None and engine.processes.rank == 0:
             engine.open_record(Path(self.folder), vars(settings))
         engine.try_out(model)

@@ -148,8 +148,7 @@ def read_loader(
     with preserved_random_state(seed):
         if isinstance(loader.dataset, IterableDataset):
             sampling = {"batch_size": loader.batch_size}
-            read = reader.read_batches(sampling, limit=stream_limit, n_expected=stream_limit)
-            return choose_among(*read, n_wanted, seed)
+            return choose_among(*reader.read_batches(sampling, stream_limit), n_wanted, seed)
         indices, are_lists, weights = _visited(loader, n_batches, seed)
         if not are_lists:
             return choose_among(*reader.read_batches({"sampler": indices, "batch_size": None}), n_wanted, seed)
@@ -244,9 +243,9 @@ class Reader(NamedTuple):
     keys: Keys
     transform: Callable[[Any], Any] | None
 
-    def read_batches(self, sampling: dict[str, Any], **limits: Any) -> tuple[Any, Tensor]:
-        """Inputs and labels of all batches; `sampling` as in `with_batches`, limits as in `concatenate`."""
-        use = partial(concatenate, keys=self.keys, transform=self.transform, **limits)
+    def read_batches(self, sampling: dict[str, Any], limit: int | None = None) -> tuple[Any, Tensor]:
+        """Inputs and labels of all batches, up to `limit` samples; `sampling` as in `with_batches`."""
+        use = partial(concatenate, keys=self.keys, transform=self.transform, limit=limit)
         return with_batches(self.loader, sampling, self.seed, use)
 
     def read(self, indices: list[Any], n_times: int = 1) -> tuple[Any, Tensor]:
@@ -261,14 +260,13 @@ class Reader(NamedTuple):
         is_in_memory = type(whole) is TensorDataset and loader.collate_fn is default_collate
         size = READ_BATCH if is_in_memory and self.transform is None else loader.batch_size or READ_BATCH
         lists = [indices[start : start + size] for start in range(0, len(indices), size)] * n_times
-        n_expected = n_times * len(indices)
         with preserved_random_state(self.seed):
             if is_in_memory:  # indexing runs no code of the user's
                 batches = (list(loader.dataset[places]) for places in lists)
-                return concatenate(batches, self.keys, self.transform, n_expected=n_expected)
+                return concatenate(batches, self.keys, self.transform)
             if loader.batch_sampler is None:
-                return self.read_batches({"sampler": lists, "batch_size": None}, n_expected=n_expected)
-            return self.read_batches({"batch_sampler": lists}, n_expected=n_expected)
+                return self.read_batches({"sampler": lists, "batch_size": None})
+            return self.read_batches({"batch_sampler": lists})
 
     def sees_augmentation(self, indices: list[Any]) -> bool:
         """Whether a second reading of a few of these samples gives other inputs and the same labels."""

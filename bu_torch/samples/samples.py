@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
@@ -18,7 +19,7 @@ from bu_torch.functional.checks import relative_weights
 from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.network import Packing, as_inputs, is_mask, names_taken, takes
-from bu_torch.internal.output import outline, progress
+from bu_torch.internal.output import log_line, outline
 
 # As in scikit-learn: "balanced" makes all classes weigh the same, a dict names them. A list is a loss's `weight`.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
@@ -28,6 +29,7 @@ IGNORED = -100  # default `ignore_index` of torch's losses
 LEFT_OUT = f"{{}} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
 _LABELS = ("labels", "label", "targets", "target", "y")
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
+_SILENT = 3  # seconds of reading before a line is logged
 _RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
 
@@ -65,31 +67,28 @@ class Keys(NamedTuple):
 
 
 def concatenate(
-    batches: Iterable[Any],
-    keys: Keys,
-    transform: Callable[[Any], Any] | None,
-    limit: int | None = None,
-    n_expected: int | None = None,
+    batches: Iterable[Any], keys: Keys, transform: Callable[[Any], Any] | None, limit: int | None = None
 ) -> tuple[Any, Tensor]:
-    """Inputs and labels of all batches, up to `limit` samples; a bar shows how many of `n_expected` are read."""
-    n_left, n_skipped = sys.maxsize if limit is None else limit, 0
+    """Inputs and labels of all batches, up to `limit` samples; a line says so if it takes some seconds."""
+    n_left, n_skipped, started = sys.maxsize if limit is None else limit, 0, time.perf_counter()
     read: list[tuple[Any, Tensor]] = []
-    with progress("bu-torch reads", total=n_expected, unit=" samples") as move_on:
-        for batch in batches:
-            if batch is None:  # a training step may skip it
-                n_skipped += 1
-                continue
-            both = split_batch(batch if transform is None else transform(batch), keys)
-            if not len(both[1]):
-                continue
-            if transform is not None:  # it has moved them to the network's device
-                both = pytree.tree_map(Tensor.cpu, both)
-            # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
-            read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
-            n_left -= len(read[-1][1])
-            move_on(len(read[-1][1]))
-            if not n_left:
-                break
+    for batch in batches:
+        if time.perf_counter() - started > _SILENT:
+            log_line(f"bu-torch has read {sum(len(labels) for _, labels in read)} samples so far, and goes on.")
+            started = math.inf
+        if batch is None:  # a training step may skip it
+            n_skipped += 1
+            continue
+        both = split_batch(batch if transform is None else transform(batch), keys)
+        if not len(both[1]):
+            continue
+        if transform is not None:  # it has moved them to the network's device
+            both = pytree.tree_map(Tensor.cpu, both)
+        # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
+        read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
+        n_left -= len(read[-1][1])
+        if not n_left:
+            break
     if n_skipped:
         warnings.warn(f"{n_skipped} batches that are None are left out.", stacklevel=2)
     if not read:

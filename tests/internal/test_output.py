@@ -1,11 +1,11 @@
-"""Files that are there whole or not at all, and a bar while samples are read."""
+"""Files that are there whole or not at all, and a line while samples are read."""
 
 import pytest
 from readable import WHOLE
 
 from bu_torch import read_samples
-from bu_torch.internal import output
-from bu_torch.internal.output import showing_progress, whole_file
+from bu_torch.internal.output import whole_file
+from bu_torch.samples import samples
 
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
@@ -19,9 +19,8 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path):
     assert [*path.parent.iterdir()] == [path]
 
 
-@pytest.mark.parametrize("is_shown", [True, False])
-def test_reading_shows_that_it_goes_on_if_bars_are_shown(is_shown, monkeypatch, capsys):
-    monkeypatch.setattr(output, "_BAR_DELAY", 0)
-    with showing_progress(is_shown):
-        read_samples(WHOLE)
-    assert ("reads:   0%" in capsys.readouterr().err) == is_shown
+@pytest.mark.parametrize("seconds", [-1, 60])
+def test_reading_says_once_that_it_goes_on_if_it_takes_long(seconds, monkeypatch, log):
+    monkeypatch.setattr(samples, "_SILENT", seconds)
+    read_samples(WHOLE)
+    assert ["read 0 samples" in line for line in log.messages] == [True] * (seconds < 0)
