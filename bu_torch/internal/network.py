@@ -336,11 +336,12 @@ def device_of(model: object, inputs: Any) -> torch.device:
 
 
 class PackedNetwork(nn.Module):
-    """Network that takes packed inputs and calls the trained network as training does."""
+    """Takes packed inputs, and calls a network, a function or a network's method with the tensors themselves."""
 
-    def __init__(self, network: nn.Module, packing: Packing) -> None:
+    def __init__(self, network: Callable[..., Any], packing: Packing) -> None:
         super().__init__()
         self.network, self.packing = network, packing
+        self.owner = getattr(network, "__self__", None)  # of a method: a part, so that a copy of it runs, in eval mode
 
     def forward(self, packed: Tensor) -> Any:
         return call(self.network, copy_to(self.network, self.packing.unpack(packed)))

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName, may_use_module
 from bu_torch.internal.inputs import as_features, as_labels
-from bu_torch.internal.network import PackedNetwork, Packing, copy_to
+from bu_torch.internal.network import PackedNetwork, Packing
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import with_readings
@@ -178,8 +178,7 @@ def _settings_for(settings: Settings, samples: Samples, readings: Tensor | None)
     elif perturbation is None and packing.form == "mixed":
         perturbation = MixedMove(packing) if packing.index_names else "neighbors"
     if callable(extractor):
-        is_of_module = isinstance(getattr(extractor, "__self__", extractor), nn.Module)
-        extractor = _PackedExtractor(extractor, packing) if is_of_module else partial(_extracted, extractor, packing)
+        extractor = PackedNetwork(extractor, packing)
     elif extractor is None and packing.form == "mixed":
         extractor = MixedFeatures(packing)
     return replace(settings, perturbation=perturbation, feature_extractor=extractor)
@@ -188,28 +187,11 @@ def _settings_for(settings: Settings, samples: Samples, readings: Tensor | None)
 def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tensor, *args: Any) -> Tensor:
     """Perturbed samples of a user's function that takes and returns several tensors."""
     tree = packing.unpack(inputs)
-    expected = [tensor.shape for tensor in pytree.tree_leaves(tree)]
     perturbed = perturbation(tree, *args)
-    shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
+    expected, shapes = ([tensor.shape for tensor in pytree.tree_leaves(one)] for one in (tree, perturbed))
     if shapes != expected:
         raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
     return packing.pack(perturbed)
-
-
-def _extracted(extractor: Callable[..., Any], packing: Packing, inputs: Tensor) -> Any:
-    """Features by a user's function that takes several tensors in one argument."""
-    return extractor(packing.unpack(inputs))
-
-
-class _PackedExtractor(PackedNetwork):
-    """Features by a user's module, or a method of one, that takes several tensors in one argument."""
-
-    def __init__(self, extractor: Any, packing: Packing) -> None:
-        super().__init__(getattr(extractor, "__self__", extractor), packing)
-        self.extractor = extractor  # of a copy, that of the copied module
-
-    def forward(self, packed: Tensor) -> Any:
-        return self.extractor(copy_to(self.network, self.packing.unpack(packed)))
 
 
 def _check_classes(samples: Samples) -> None:
