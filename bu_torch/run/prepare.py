@@ -21,13 +21,12 @@ from bu_torch.internal.network import PackedNetwork, Packing
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import with_readings
-from bu_torch.samples.samples import LEFT_OUT, ClassWeight, Samples, class_shares, rare_class, subsample
+from bu_torch.samples.samples import LEFT_OUT, ClassWeight, Samples, class_shares, subsample
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.measuring import Signals, fit_or_on_cpu
+from bu_torch.signals.measuring import Signals, describe_doubt, fit_or_on_cpu
 from bu_torch.signals.metrics import ACCURACY, as_metric
 from bu_torch.space.extractors import MixedFeatures
 
-_MOST_CLASSES_A_SAMPLE = 1 / 3
 MAX_DRAWS = 4  # more do not help (docs/limits.md)
 AUTO_SHARE = 0.15  # share of an epoch's samples; the floor below may exceed it
 MAX_BYTES = 2**30  # of samples that are held, unless `max_samples` is given
@@ -116,7 +115,6 @@ def prepare_signals(
     if samples.n_ignored:
         warnings.warn(LEFT_OUT.format(samples.n_ignored), stacklevel=2)
     samples, readings = with_readings(samples, plan.n_draws, settings.perturbation)
-    _check_classes(samples)
     adapted, space = _settings_for(settings, samples, readings), resumed["space"]
     make_signals = partial(adapted.make_signals, plan.n_draws, class_weight=class_weight, known_space=space)
     if network is not None and samples.packing is not None:
@@ -142,7 +140,7 @@ def prepare_signals(
         space = name if uses_module and name in get_args(SpaceName) else None
         saved = signals.state() if uses_module and space is None else None
     log(_describe_preparation(signals, samples), if_verbose=True)
-    for line in filter(None, (signals.metric.prices, _describe_doubt(signals))):
+    for line in filter(None, (signals.metric.prices, describe_doubt(signals))):
         log(line)
     fingerprint = signals.fingerprint
     state = {"plan": tuple(plan), "fingerprint": fingerprint, "prepared": saved, "space": space}
@@ -194,20 +192,6 @@ def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tenso
     return packing.pack(perturbed)
 
 
-def _check_classes(samples: Samples) -> None:
-    """Warn if labels look like numbers to predict."""
-    n_samples, labels = len(samples.inputs), as_labels(samples.labels, len(samples.inputs))
-    n_present = len(torch.unique(labels))
-    if n_present > _MOST_CLASSES_A_SAMPLE * n_samples:
-        more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
-        warnings.warn(
-            f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
-            f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
-            " boundary: this is for classifiers.",
-            stacklevel=2,
-        )
-
-
 def _about(signals: Signals, samples: Samples) -> dict[str, Any]:
     present, shares = class_shares(signals.boundary.labels, samples.weights)
     skills = {name: round(skill, 4) for name, skill in signals.boundary.skills_.items()}
@@ -244,28 +228,6 @@ def _describe_preparation(signals: Signals, samples: Samples) -> str:
             f" (skill: {skills}; 0 chance, 1 perfect). Pass `feature_extractor=...` to change this."
         )
     return line
-
-
-def _describe_doubt(signals: Signals) -> str:
-    """Say that a metric may be of the wrong class, or tells networks apart badly, or that a class hardly counts."""
-    boundary, metric = signals.boundary, signals.metric
-    if metric == ACCURACY:
-        rare = rare_class(boundary.labels, boundary.weights) if boundary.class_weight is None else None
-        if rare is None:
-            return ""
-        return (
-            f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected accuracy."
-            " Pass another `metric=...`, such as 'balanced_accuracy', to change this, or `class_weight=...` if the"
-            " loss weighs the classes."
-        )
-    share = float((boundary.labels == 1).double().mean())
-    if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
-        whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
-        return f"{whose} Swap the labels if you mean class 0."
-    if doubt := metric.doubt(len(torch.unique(boundary.labels))):
-        sentence = f"{doubt[0].upper()}{doubt[1:]}"
-        return f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
-    return ""
 
 
 def class_weights_of(

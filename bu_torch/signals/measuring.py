@@ -16,13 +16,14 @@ from bu_torch.functional.score import Attainable, attainable, cost_of_memorising
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.neighbors.graph import class_distances, copies
 from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows, followed_by, kind_of
-from bu_torch.samples.samples import weights_of
+from bu_torch.samples.samples import rare_class, weights_of
 from bu_torch.signals.catalogue import SIGNALS, Measurement, NetworkOutputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
 
 _FORMAT = 19  # raise it if the tensors of a state change, or the way in which they are computed
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
+_MOST_CLASSES_A_SAMPLE = 1 / 3
 
 
 class Signals:
@@ -265,8 +266,15 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
 
 
 def warn_about_samples(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
-    """Warn if most samples have an exact copy with the same label, or if neighbours predict labels like chance."""
-    labels = boundary.labels
+    """Warn of labels that look like numbers to predict, of copied samples, and if neighbours predict like chance."""
+    labels, n_present = boundary.labels, boundary.classes.n_present
+    if n_present > _MOST_CLASSES_A_SAMPLE * len(labels):
+        warnings.warn(
+            f"The {len(labels)} samples in use have {n_present} different labels, so neighbours say little about a"
+            " label: use more samples. If the labels are numbers to predict, the task is a regression, which has no"
+            " decision boundary: this is for classifiers.",
+            stacklevel=4,
+        )
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
     for rows, others in copies(inputs, boundary.neighbors):
         is_copied[rows] |= labels[others] == labels[rows]
@@ -289,3 +297,25 @@ def warn_about_samples(boundary: BoundaryUncertainty, inputs: Tensor) -> None:
             f" {nearby:.2f}; a regression on all samples: {regression:.2f}): {meaning}",
             stacklevel=4,
         )
+
+
+def describe_doubt(signals: Signals) -> str:
+    """Say that a metric may be of the wrong class, or tells networks apart badly, or that a class hardly counts."""
+    boundary, metric = signals.boundary, signals.metric
+    if metric == ACCURACY:
+        rare = rare_class(boundary.labels, boundary.weights) if boundary.class_weight is None else None
+        if rare is None:
+            return ""
+        return (
+            f"Class {rare[0]} makes up {rare[1]:.1%} of what training draws, and counts that much in expected accuracy."
+            " Pass another `metric=...`, such as 'balanced_accuracy', to change this, or `class_weight=...` if the"
+            " loss weighs the classes."
+        )
+    share = float((boundary.labels == 1).double().mean())
+    if metric.is_of_one and boundary.classes.n_classes == 2 and share > 0.5:
+        whose = f"The {metric.title} is that of class 1, {share:.0%} of the labels."
+        return f"{whose} Swap the labels if you mean class 0."
+    if doubt := metric.doubt(boundary.classes.n_present):
+        sentence = f"{doubt[0].upper()}{doubt[1:]}"
+        return f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
+    return ""
