@@ -122,10 +122,8 @@ def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
         parameters = dict(module.named_parameters(remove_duplicate=False))
         loaded = {id(parameters[name]) for name in parameters.keys() - set(missing)}  # one name of tied ones is enough
         trained = {name for name, one in parameters.items() if one.requires_grad and id(one) not in loaded}
-        if lacking := [name for name in missing if name in trained]:
-            raise ValueError(f"they lack weights of the module: {shorten(', '.join(lacking), _MOST_NAMES)}")
-        if unknown := [name for name in state if name not in now]:
-            raise ValueError(f"the module has no place for {shorten(', '.join(unknown), _MOST_NAMES)}")
+        if alone := [*filter(trained.__contains__, missing), *(name for name in state if name not in now)]:
+            raise ValueError(f"only one of module and saved weights has {shorten(', '.join(alone), _MOST_NAMES)}")
     except Exception:
         module.load_state_dict(before, strict=False)
         raise
@@ -174,13 +172,8 @@ def optimizers_in_training(optimizers: Iterable[Any]) -> list[Any]:
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
     parameters. An optimiser with such modes is taken to be in that of training unless it says otherwise.
     """
-    training = []
-    for optimizer in optimizers:
-        if all(callable(getattr(optimizer, name, None)) for name in ("eval", "train")):
-            modes = [group[_MODE] for group in optimizer.param_groups if _MODE in group]
-            if any(modes) if modes else getattr(optimizer, _MODE, True):
-                training.append(optimizer)
-    return training
+    with_modes = (one for one in optimizers if all(callable(getattr(one, name, None)) for name in ("eval", "train")))
+    return [one for one in with_modes if any(g.get(_MODE, getattr(one, _MODE, True)) for g in one.param_groups)]
 
 
 @contextmanager

@@ -21,18 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    WeightedRandomSampler,
-    default_collate,
-)
+from torch.utils import data
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from bu_torch.internal.inputs import check_integer, check_seed
 from bu_torch.internal.replica import preserved_random_state, start_from
@@ -188,26 +178,27 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
     """
     dataset: Any = loader.dataset
     sampler: Any = _undistributed(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
-    are_lists = loader.batch_sampler is not None or isinstance(sampler, BatchSampler)
+    are_lists = loader.batch_sampler is not None or isinstance(sampler, data.BatchSampler)
     batches, weights = None, None
-    if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
+    if type(sampler) is data.BatchSampler:  # a subclass may leave out some of what its own sampler gives
         batches, sampler = sampler, _undistributed(sampler.sampler)
     size = 1 if batches is None else batches.batch_size
-    if isinstance(sampler, WeightedRandomSampler):
+    if isinstance(sampler, data.WeightedRandomSampler):
         is_drawn = sampler.weights > 0
         indices, weights = torch.nonzero(is_drawn).flatten().tolist(), sampler.weights[is_drawn].double().cpu()
         if not sampler.replacement or bool((weights == weights[:1]).all()):
             weights = None
-    elif isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
+    elif isinstance(sampler, data.SequentialSampler | data.RandomSampler | data.DistributedSampler):
         n_samples = len(getattr(sampler, "data_source", dataset))
-        if isinstance(sampler, SequentialSampler):  # every epoch leaves out the last ones
+        if isinstance(sampler, data.SequentialSampler):  # every epoch leaves out the last ones
             n_samples = int(min(n_samples, size * min(n_batches, len(loader))))
         indices = list(range(n_samples))
     else:
         n_most = int(min(n_batches * size, _MOST_INDICES))
         if hasattr(sampler, "sampler"):  # of a batch sampler of the user's
             sampler, own = copy.copy(sampler), _undistributed(sampler.sampler)
-            sampler.sampler = RandomSampler(range(len(dataset))) if isinstance(own, DistributedSampler) else own
+            is_split = isinstance(own, data.DistributedSampler)
+            sampler.sampler = data.RandomSampler(range(len(dataset))) if is_split else own
         one_pass: Any = DataLoader([sampler], batch_size=None, collate_fn=partial(_pass_of, n_most=n_most))  # type: ignore[arg-type]
         indices = with_batches(one_pass, {"batch_size": None}, seed, next)
         if batches is None and indices and isinstance(indices[0], list | tuple):
