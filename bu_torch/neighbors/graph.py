@@ -1,6 +1,7 @@
 """Nearest neighbours: clusters of samples, distances from points to classes, and K-means."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -18,6 +19,13 @@ _FARTHEST = 1e15  # in units of the base; squares of more are none of float32
 _LISTS, _SEARCHED = 4, 1 / 16  # number of inverted lists by sqrt(B), and the share of them that is searched
 _STEPS, _SAMPLES_OF_A_CENTRE = 10, 25  # for K-means
 _CACHED_ELEMENTS, _LEAST_ROWS = 2**17, 256  # of 1 MB, which fits a cache
+_BACKENDS: Any = torch.backends  # mypy does not know its attributes
+_ROUNDING = (
+    _BACKENDS.cudnn.conv,  # the default is TF32, with three digits
+    _BACKENDS.cuda.matmul,  # `torch.set_float32_matmul_precision` lowers this and the next two
+    _BACKENDS.mkldnn.conv,
+    _BACKENDS.mkldnn.matmul,
+)
 
 
 class NeighborGraph:
@@ -221,3 +229,16 @@ def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor
         if not len(rows):
             return
         yield rows, others[rows].long()
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Compute products and convolutions in full float32 within, because distances are small differences of them."""
+    before = [part.fp32_precision for part in _ROUNDING]
+    try:
+        for part in _ROUNDING:
+            part.fp32_precision = "ieee"
+        yield
+    finally:
+        for part, precision in zip(_ROUNDING, before, strict=True):
+            part.fp32_precision = precision

@@ -1,7 +1,6 @@
 """Features in which distances are measured: of images, of texts, of numbers with categories, of a network's layer."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -19,17 +18,10 @@ from bu_torch.internal.inputs import (
 )
 from bu_torch.internal.network import Packing, copy_to
 from bu_torch.internal.replica import evaluation_copy
+from bu_torch.neighbors.graph import full_precision
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-
-_BACKENDS: Any = torch.backends  # mypy does not know its attributes
-_ROUNDING = (
-    _BACKENDS.cudnn.conv,  # the default is TF32, with three digits
-    _BACKENDS.cuda.matmul,  # `torch.set_float32_matmul_precision` lowers this and the next two
-    _BACKENDS.mkldnn.conv,
-    _BACKENDS.mkldnn.matmul,
-)
 
 _LARGE, _POOLED = 64 * 64, 32 * 32  # pixels: images with more than the first number are pooled to about the second
 _POOLED_ELEMENTS = 2**20  # pixels that are pooled at once
@@ -65,19 +57,6 @@ def pooled(images: Tensor) -> Tensor:
     size = max(1, int(height / factor)), max(1, int(width / factor))
     blocks = images.split(max(1, _POOLED_ELEMENTS // images[0].numel()))
     return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Compute products and convolutions in full float32 within, because distances are small differences of them."""
-    before = [part.fp32_precision for part in _ROUNDING]
-    try:
-        for part in _ROUNDING:
-            part.fp32_precision = "ieee"
-        yield
-    finally:
-        for part, precision in zip(_ROUNDING, before, strict=True):
-            part.fp32_precision = precision
 
 
 class PatchFeatures:

@@ -13,8 +13,9 @@ from bu_torch.functional.probabilities import left_out_predictions, shares_of
 from bu_torch.internal.inputs import as_flat_features, as_floats, as_tensor, check_seed
 from bu_torch.internal.network import copy_to
 from bu_torch.internal.replica import evaluated_in_place, evaluation_copy
+from bu_torch.neighbors.graph import full_precision
 from bu_torch.samples.samples import stratified_rows, weights_of
-from bu_torch.space.extractors import MixedFeatures, PatchFeatures, TokenFeatures, full_precision, pooled
+from bu_torch.space.extractors import MixedFeatures, PatchFeatures, TokenFeatures, pooled
 
 BaseSpace = Literal["inputs", "patches", "tokens"]  # needs no network and no labels
 

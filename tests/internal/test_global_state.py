@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bu_torch.space.extractors import _ROUNDING, PatchFeatures, full_precision
+from bu_torch.neighbors.graph import _ROUNDING, full_precision
+from bu_torch.space.extractors import PatchFeatures
 
 IMAGES = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 PRODUCTS = {torch.nn.functional.conv2d, torch.Tensor.matmul, torch.Tensor.__matmul__}
