@@ -341,7 +341,7 @@ class PackedNetwork(nn.Module):
     def __init__(self, network: Callable[..., Any], packing: Packing) -> None:
         super().__init__()
         self.network, self.packing = network, packing
-        self.owner = getattr(network, "__self__", None)  # of a method: a part, so that a copy of it runs, in eval mode
+        self.owner = getattr(network, "__self__", network)  # a part, so that a copy of it runs, in eval mode
 
     def forward(self, packed: Tensor) -> Any:
-        return call(self.network, copy_to(self.network, self.packing.unpack(packed)))
+        return call(self.network, copy_to(self.owner, self.packing.unpack(packed)))
