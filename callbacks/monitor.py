@@ -1,48 +1,37 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.trainer import (
     FITTING,
-    NAMESPACE,
-    RAW_WEIGHTS,
     LightningNetworkReader,
     LightningProcesses,
-    MisconfigurationException,
-    averages_at_the_end,
+    check_trainer,
     lightning_average,
+    load_raw_weights,
     log_check,
+    measures_average_of_others,
     misconfigured,
     pl,
     record_folder,
     skip_empty_hooks,
     training_loss,
 )
-from bu_torch.callbacks.training_data import (
-    WAY_OUT,
-    InputWatch,
-    Reference,
-    Source,
-    check_reference,
-    is_pair,
-    training_data,
-)
+from bu_torch.callbacks.training_data import InputWatch, Reference, Source, check_reference, training_data
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
-from bu_torch.internal.output import printable
 from bu_torch.internal.replica import has_lazy_layers, preserved_random_state
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.run.engine import Check, Engine, Results
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import fill_in, load, optimizers_in_eval_mode
+from bu_torch.run.weights import fill_in, optimizers_in_eval_mode
 from bu_torch.samples.samples import ClassWeight, InputKey
 
 _SETTINGS = {field.name for field in fields(Settings)}
@@ -168,68 +157,32 @@ class BoundaryUncertaintyMonitor(Results, pl.Callback):
         return self.every_n_train_steps is not None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if not isinstance(trainer, pl.Trainer):
-            kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-            raise MisconfigurationException(
-                f"This callback works with a `Trainer` of `{NAMESPACE}`, got {kind}. Import `lightning.pytorch` or"
-                " `pytorch_lightning`, whichever has your trainer, before `bu_torch.callbacks`."
-            )
+        check_trainer(trainer, BoundaryUncertaintyMonitor)
         if stage != FITTING:
             self.engine.is_over = True  # a checkpoint that is tested continues no run
             return
-        if sum(isinstance(callback, BoundaryUncertaintyMonitor) for callback in trainer.callbacks) > 1:
-            raise MisconfigurationException(
-                "`callbacks` must hold one callback of bu-torch. The stopping callback logs all that the monitor does."
-                " Give each its own `Trainer`."
-            )
-        callbacks, processes = list(trainer.callbacks), LightningProcesses(trainer)
-        averages = [one for one in callbacks if isinstance(one, pl.callbacks.WeightAveraging)]
-        if averages and callbacks.index(self) < callbacks.index(averages[-1]):
-            callbacks.remove(self)  # a check must measure the average that a checkpoint holds
-            callbacks.insert(callbacks.index(averages[-1]) + 1, self)
-            trainer.callbacks = callbacks
         settings = {name: getattr(self, name) for name in _SETTINGS}  # which may have been set since
-        if averages or processes.weights_are_hidden or averages_at_the_end(trainer):
+        if measures_average_of_others(trainer, self):
             settings["averaging"] = None
         with misconfigured(TypeError, ValueError):
             self._reset(Settings(**settings))  # states are loaded after `setup`
-        self.engine.processes = processes
+        self.engine.processes = LightningProcesses(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        engine = self.engine
+        engine, source = self.engine, self.source
         engine.reader = LightningNetworkReader(trainer, engine.settings)
         self._n_checks_due = trainer.global_step // (self.every_n_train_steps or 1)  # not read without steps
-        if getattr(trainer.strategy, "zero_stage_3", False):
-            raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
-        if trainer.reload_dataloaders_every_n_epochs and self.source.reference is None:
-            rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
-        if not self.is_by_steps and trainer.num_training_batches == math.inf and trainer.max_steps != -1:
-            rank_zero_warn(
-                "The length of the training data is not known, so no epoch may end before"
-                f" `max_steps={trainer.max_steps}`, and the only check comes after training. Pass"
-                " `every_n_train_steps=...` to check within epochs."
-            )
-
-        def read_data() -> TrainingData:
-            data = training_data(trainer, pl_module, self.source, self.every_n_train_steps, engine)
-            if self.source.reference is None:
-                self._watch = InputWatch(data.samples)
-            return data
-
-        reference = self.source.reference
-        with (
-            preserved_random_state(engine.settings.seed),  # a `perturbation` draws the same in each preparation
-            misconfigured(
-                TypeError,
-                ValueError,
-                before="Training data: " if reference is None else "`reference`: ",
-                after="" if is_pair(reference) else WAY_OUT,
-            ),
-        ):
-            engine.prepare(read_data, pl_module.device)
+        # A `perturbation` of the user's draws the same in each preparation.
+        with preserved_random_state(engine.settings.seed), source.named_in_errors():
+            engine.prepare(partial(self._read, trainer, pl_module), pl_module.device)
         if (folder := record_folder(trainer)) is not None:
             every = {"every_n_epochs": self.every_n_epochs, "every_n_train_steps": self.every_n_train_steps}
-            engine.open_record(folder, {**vars(engine.settings), **self.source._asdict(), **every})
+            engine.open_record(folder, {**vars(engine.settings), **source._asdict(), **every})
+
+    def _read(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> TrainingData:
+        data = training_data(trainer, pl_module, self.source, self.every_n_train_steps, self.engine)
+        self._watch = InputWatch(data.samples if self.source.reference is None else None)
+        return data
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         if self.is_by_steps:
@@ -297,22 +250,12 @@ class BoundaryUncertaintyMonitor(Results, pl.Callback):
         self.engine.release()
         self._watch.detach()
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        if trainer.state.fn != FITTING:
-            return
-        for part, weights in holders_of_weights(checkpoint["callbacks"].get(self.state_key)):
-            # Strategies that shard weights have loaded them, and removed them from the checkpoint.
-            part["weights"] = fill_in(weights, {**pl_module.state_dict(), **checkpoint.get("state_dict", {})})
-        if RAW_WEIGHTS in checkpoint:  # training continues from its own weights
-            try:
-                load(pl_module, {**pl_module.state_dict(), **checkpoint.pop(RAW_WEIGHTS)})
-            except Exception as error:  # damaged ones may raise anything
-                rank_zero_warn(
-                    "The checkpoint holds training weights beside their average, and they do not fit the module"
-                    f" ({printable(error)}): training continues from the average."
-                )
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == FITTING:
+            for part, weights in holders_of_weights(checkpoint["callbacks"].get(self.state_key)):
+                # Strategies that shard weights have loaded them, and removed them from the checkpoint.
+                part["weights"] = fill_in(weights, {**pl_module.state_dict(), **checkpoint.get("state_dict", {})})
+            load_raw_weights(pl_module, checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()

@@ -30,7 +30,7 @@ from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
 from bu_torch.run.reader import NetworkReader, Processes, T
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import named_weights, optimizers_in_training, with_names_of
+from bu_torch.run.weights import load, named_weights, optimizers_in_training, with_names_of
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
 
@@ -69,6 +69,51 @@ def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") ->
         raise MisconfigurationException(f"{before}{error}{after}") from error
 
 
+def check_trainer(trainer: pl.Trainer, kind: type[pl.Callback]) -> None:
+    """Refuse a trainer of the other namespace, and one with two callbacks of this kind."""
+    if not isinstance(trainer, pl.Trainer):
+        got = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
+        raise MisconfigurationException(
+            f"This callback works with a `Trainer` of `{NAMESPACE}`, got {got}. Import `lightning.pytorch` or"
+            " `pytorch_lightning`, whichever has your trainer, before `bu_torch.callbacks`."
+        )
+    if sum(isinstance(callback, kind) for callback in trainer.callbacks) > 1:
+        raise MisconfigurationException(
+            "`callbacks` must hold one callback of bu-torch. The stopping callback logs all that the monitor does. Give"
+            " each its own `Trainer`."
+        )
+
+
+def measures_average_of_others(trainer: pl.Trainer, callback: pl.Callback) -> bool:
+    """Whether the weights are averaged by Lightning, or may not be averaged; the callback is put behind averages.
+
+    A check must measure the average that a checkpoint holds.
+    """
+    callbacks = list(trainer.callbacks)
+    averages = [n for n, one in enumerate(callbacks) if isinstance(one, pl.callbacks.WeightAveraging)]
+    if averages and (place := callbacks.index(callback)) < averages[-1]:
+        callbacks.insert(averages[-1], callbacks.pop(place))
+        trainer.callbacks = callbacks
+    return bool(averages) or type(trainer.strategy).__name__ in HIDING or averages_at_the_end(trainer)
+
+
+def averages_at_the_end(trainer: pl.Trainer) -> bool:
+    """Whether Lightning puts an average into the module when training ends."""
+    return any(isinstance(one, pl.callbacks.StochasticWeightAveraging) for one in trainer.callbacks)
+
+
+def load_raw_weights(module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Let training continue from its own weights, if a checkpoint has them beside their average."""
+    if RAW_WEIGHTS in checkpoint:
+        try:
+            load(module, {**module.state_dict(), **checkpoint.pop(RAW_WEIGHTS)})
+        except Exception as error:  # damaged ones may raise anything
+            rank_zero_warn(
+                "The checkpoint holds training weights beside their average, and they do not fit the module"
+                f" ({printable(error)}): training continues from the average."
+            )
+
+
 class LightningProcesses(Processes):
     """Processes of a trainer."""
 
@@ -97,6 +142,8 @@ class LightningNetworkReader(NetworkReader):
     def __init__(self, trainer: pl.Trainer, settings: Settings, packing: Packing | None = None) -> None:
         super().__init__(settings, packing)
         self.trainer = trainer
+        if getattr(trainer.strategy, "zero_stage_3", False):
+            raise MisconfigurationException("bu-torch cannot read weights that DeepSpeed stage 3 splits: use FSDP.")
 
     def logits_at(self, network: Any, inputs: Any, **_: Any) -> Tensor:
         trainer = self.trainer
@@ -132,11 +179,6 @@ def lightning_average(trainer: pl.Trainer) -> Any:
     kind = pl.callbacks.WeightAveraging
     averages = (one._average_model for one in trainer.callbacks if isinstance(one, kind))
     return next((average for average in averages if average is not None), None)
-
-
-def averages_at_the_end(trainer: pl.Trainer) -> bool:
-    """Whether Lightning puts an average into the module when training ends."""
-    return any(isinstance(one, pl.callbacks.StochasticWeightAveraging) for one in trainer.callbacks)
 
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
@@ -241,13 +283,17 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Write the kept check in place of the best file before, unless that has been done."""
-        kept = self.engine.history.kept
-        if not self._must_write or kept is None:
-            return
-        self._must_write = False
-        values = {name: _on_cpu(value) for name, value in kept.items() if name not in ("epoch", "step")}
-        path: str = self._get_metric_interpolated_filepath_name(self._monitor_candidates(trainer) | values, trainer)
-        self.set_best(path, values[self.monitor])
+        if self._must_write and (kept := self.engine.history.kept) is not None:
+            self._must_write = False
+            values = {name: _on_cpu(value) for name, value in kept.items() if name not in ("epoch", "step")}
+            path = self._get_metric_interpolated_filepath_name(self._monitor_candidates(trainer) | values, trainer)
+            self.set_best(path, values[self.monitor])
+            self._write(trainer, path)
+
+    on_train_batch_end = on_train_epoch_end
+
+    def _write(self, trainer: pl.Trainer, path: str) -> None:
+        """Write the best file; on one process, a failure is a warning."""
         try:
             with self.engine.record.timing("saving_seconds"):
                 self._save(trainer, path)
@@ -260,8 +306,6 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, with"
                 f" its weights in memory.{stays}"
             )
-
-    on_train_batch_end = on_train_epoch_end
 
     def _save(self, trainer: pl.Trainer, path: str) -> None:
         """Have Lightning write a file, for which averaged shards are in the module; delete the best file before."""

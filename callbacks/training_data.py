@@ -3,8 +3,8 @@
 import copy
 import math
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
@@ -21,6 +21,7 @@ from bu_torch.callbacks.trainer import (
     LightningNetworkReader,
     MisconfigurationException,
     can_be_passed,
+    misconfigured,
     pl,
 )
 from bu_torch.internal.replica import copy_of
@@ -34,7 +35,7 @@ from bu_torch.samples.samples import InputKey, Keys, Samples, UnreadableError, w
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-WAY_OUT = " The training samples can also be passed as `reference=(inputs, labels)`."
+_WAY_OUT = " The training samples can also be passed as `reference=(inputs, labels)`."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 # To tell whether training gets other inputs than were read.
@@ -52,6 +53,14 @@ class Source(NamedTuple):
     input_key: InputKey = None
     label_key: str | int | None = None
 
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Have errors say whether the training data or `reference` is wrong, and what can be done."""
+        before = "Training data: " if self.reference is None else "`reference`: "
+        after = "" if is_pair(self.reference) else _WAY_OUT
+        with misconfigured(TypeError, ValueError, before=before, after=after):
+            yield
+
 
 def training_data(
     trainer: pl.Trainer,
@@ -62,6 +71,13 @@ def training_data(
 ) -> TrainingData:
     """Samples for checks every so many steps, or epochs; as many as these may use are read, and a few before."""
     settings, reference = engine.settings, source.reference
+    if trainer.reload_dataloaders_every_n_epochs and reference is None:
+        rank_zero_warn("bu-torch uses the training data as first loaded and ignores reloads.")
+    if every_n_train_steps is None and trainer.num_training_batches == math.inf and trainer.max_steps != -1:
+        rank_zero_warn(
+            f"The length of the training data is not known, so no epoch may end before `max_steps={trainer.max_steps}`,"
+            " and the only check comes after training. Pass `every_n_train_steps=...` to check within epochs."
+        )
     if trainer.fast_dev_run:
         most = max(_TRIAL_SAMPLES, settings.n_neighbors)
         settings = replace(settings, max_samples=min(settings.max_samples or most, most))
