@@ -41,6 +41,7 @@ _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 # To tell whether training gets other inputs than were read.
 _MOST_COMPARED = 2**22  # numbers, 16 MB
 _MOST_ROWS = 4096  # compared one by one
+_COMPILED = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod", "_torchdynamo_orig_callable")
 _CLOSE = 1e-3  # share of the spread of the values, to allow for the rounding of autocast
 _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
@@ -82,7 +83,12 @@ def training_data(
         most = max(_TRIAL_SAMPLES, settings.n_neighbors)
         settings = replace(settings, max_samples=min(settings.max_samples or most, most))
     takes_all = settings.max_samples is None and is_pair(reference)
-    n_between = _samples_between_checks(trainer, every_n_train_steps)
+    n_between = float(trainer.num_training_batches)  # batches, then samples of all processes, between two checks
+    if every_n_train_steps is not None:
+        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
+        n_between = min(n_between, math.ceil(every_n_train_steps / max(steps_of_batch, 1e-9)))
+    batch_size = getattr(trainer.train_dataloader, "batch_size", None)
+    n_between = n_between * batch_size * trainer.world_size if batch_size else math.inf
 
     if is_pair(reference):
         samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
@@ -108,16 +114,6 @@ def training_data(
     settings.refuse_too_few(len(samples.inputs), "it")
     class_weight = class_weights_of(pl_module, samples.labels, settings, engine.log)
     return TrainingData(samples, plan_of(samples), _network_as_space(trainer, pl_module, engine), class_weight)
-
-
-def _samples_between_checks(trainer: pl.Trainer, every_n_train_steps: int | None) -> float:
-    """Number of samples that all processes together train on between two checks."""
-    n_batches = float(trainer.num_training_batches)
-    if every_n_train_steps is not None:
-        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
-        n_batches = min(n_batches, math.ceil(every_n_train_steps / max(steps_of_batch, 1e-9)))
-    batch_size = getattr(trainer.train_dataloader, "batch_size", None)
-    return n_batches * batch_size * trainer.world_size if batch_size else math.inf
 
 
 def _network_as_space(trainer: pl.Trainer, pl_module: pl.LightningModule, engine: Engine) -> pl.LightningModule | None:
@@ -227,17 +223,11 @@ class InputWatch:
 
     def attach(self, module: nn.Module) -> None:
         """Add the hooks, unless a part or a method of the module is compiled: they could change how that runs."""
-        if not self._samples:
-            return
-        marks = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod", "_torchdynamo_orig_callable")
-        is_compiled = any(
-            isinstance(part, torch.jit.ScriptModule) or any(getattr(value, mark, None) is not None for mark in marks)
-            for part in module.modules()
-            for value in (part, *vars(part).values(), *vars(type(part)).values())
-        )
-        if not is_compiled:
+        parts = list(module.modules()) if self._samples else []
+        values = [value for part in parts for value in (part, *vars(part).values(), *vars(type(part)).values())]
+        is_compiled = any(getattr(value, mark, None) is not None for value in values for mark in _COMPILED)
+        if not (is_compiled or any(isinstance(part, torch.jit.ScriptModule) for part in parts)):
             self._module = module
-            parts = module.modules()
             self._handles = [part.register_forward_pre_hook(self, with_kwargs=True, prepend=True) for part in parts]
 
     def detach(self) -> None:
@@ -247,16 +237,15 @@ class InputWatch:
 
     def __call__(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Within a transform of `torch.func`, such as `vmap`, tensors hold no values that can be read.
-        if self._module is None or torch._C._functorch.peek_interpreter_stack() is not None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
             return
         # `forward` may take a dict. `DistributedDataParallel` calls the module with a batch and its number.
-        values = [*args, *kwargs.values()]
+        values, samples = [*args, *kwargs.values()], self._samples
         values = pytree.tree_leaves(values) if len(values) == 1 else values
         tensors = [value for value in values if isinstance(value, Tensor)]
-        shapes = {sample.shape[1:] for sample in self._samples}
-        if not tensors or not (part is self._module or shapes <= {tensor.shape[1:] for tensor in tensors}):
+        has_shapes = {sample.shape[1:] for sample in samples} <= {tensor.shape[1:] for tensor in tensors}
+        if not (samples and tensors and (part is self._module or has_shapes)):
             return
-        samples = self._samples
         self.detach()
         differences = [[_difference(sample, tensor.detach().cpu()) for tensor in tensors] for sample in samples]
         line, remedy = next((lines[0] for lines in differences if all(lines)), ""), CHANGE_INPUTS

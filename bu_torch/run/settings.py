@@ -161,15 +161,6 @@ class Settings:
         known_space: SpaceName | None = None,
     ) -> Signals:
         """`Signals` with these settings, not fitted yet; `class_weight` applies if the settings have none."""
-        return Signals(
-            self.n_neighbors,
-            n_draws,
-            self.seed,
-            feature_extractor=self.feature_extractor,
-            perturbation=self.perturbation,
-            also=self.also,
-            metric=self.metric,
-            class_weight=class_weight if self.class_weight is None else self.class_weight,
-            module=module,
-            known_space=known_space,
-        )
+        named = {name: getattr(self, name) for name in ("feature_extractor", "perturbation", "also", "metric")}
+        named |= {"class_weight": class_weight if self.class_weight is None else self.class_weight}
+        return Signals(self.n_neighbors, n_draws, self.seed, module=module, known_space=known_space, **named)
