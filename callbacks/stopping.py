@@ -163,7 +163,11 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             stopping, saving = ([n for n, one in enumerate(callbacks) if isinstance(one, kind)] for kind in known)
             callbacks.insert(min([max([callbacks.index(self), *stopping]) + 1, *saving]), keeper)
             self._keeper = keeper
-        trainer.callbacks = [*callbacks, LastCallback(self)]
+        # At the end of training, before the module's own hook, which may export the network; or of a fit without any.
+        hooks = dict.fromkeys(("on_train_end", "on_fit_end", "on_exception"), self._conclude)
+        last = LastCallback(on_save_checkpoint=self._complete, **hooks)
+        skip_empty_hooks(last)
+        trainer.callbacks = [*callbacks, last]
         if self._keeper is not None:
             self._keeper.setup(trainer, pl_module, FITTING)  # Lightning goes through the list as it was
 
@@ -188,7 +192,14 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self.stopping_reason = history.why_stopped(trainer.current_epoch, step)
         return check
 
-    def _conclude(self, trainer: pl.Trainer, exception: BaseException | None = None) -> None:
+    def _complete(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the kept weights into the keeper's file; leave out of any file what it holds twice."""
+        if self._keeper is not None and self._keeper.is_saving:
+            self._keeper.put_kept_weights(trainer, checkpoint)
+        for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
+            part["weights"] = drop_saved(weights, checkpoint["state_dict"])
+
+    def _conclude(self, trainer: pl.Trainer, _: Any, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say what was kept and why training ended; once."""
         engine, kept = self.engine, self.engine.history.kept
         if trainer.state.fn != FITTING or trainer.fast_dev_run or engine.summary:  # which `end` has filled
@@ -224,30 +235,8 @@ def _is_default(callback: Any) -> bool:
     return is_plain and all(getattr(callback, name) == getattr(default, name) for name in names)
 
 
-class LastCallback(pl.Callback):
+class LastCallback(pl.callbacks.LambdaCallback):
     """Completes checkpoints and concludes the training for its owner, after all other callbacks.
 
     So they save the training weights, and what they change in a checkpoint is known.
     """
-
-    def __init__(self, owner: BoundaryUncertaintyStopping) -> None:
-        skip_empty_hooks(self)
-        self._owner = owner
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        keeper, key = self._owner._keeper, self._owner.state_key
-        if keeper is not None and keeper.is_saving:
-            keeper.put_kept_weights(trainer, checkpoint)
-        for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(key)):
-            part["weights"] = drop_saved(weights, checkpoint["state_dict"])  # no file holds the kept weights twice
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._owner._conclude(trainer)  # the module's own hook, which may export the network, comes next
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._owner._conclude(trainer)  # if there was no training
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._owner._conclude(trainer, exception)

@@ -154,9 +154,6 @@ class LightningNetworkReader(NetworkReader):
             wrapper = trainer.model if is_wrapped else None
             return super().logits_at(network, inputs, wrapper=wrapper, most_rows=most_rows)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return NetworkReader, (self.settings, self.packing)  # what holds a copy has no trainer
-
 
 def can_be_passed(trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
     """Whether the module can be run before training."""

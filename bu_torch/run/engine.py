@@ -80,6 +80,10 @@ class Engine:
         self.measured: Measurement | None = None  # of the last check, until it is in the record
         self._n_columns = 0  # width of the last logits
 
+    def __getstate__(self) -> dict[str, Any]:
+        reader = NetworkReader(self.settings, self.reader.packing)
+        return {**vars(self), "processes": Processes(), "reader": reader}  # a copy has no trainer
+
     def warn(self, line: str) -> None:
         """Warn in the first process."""
         if self.processes.rank == 0:

@@ -21,9 +21,9 @@ from bu_torch.internal.network import PackedNetwork, Packing
 from bu_torch.perturbation.draws import MixedMove, Readings, keeps_integers, kind_of
 from bu_torch.run.settings import Settings
 from bu_torch.samples.reading import with_readings
-from bu_torch.samples.samples import LEFT_OUT, ClassWeight, Samples, class_shares, subsample
+from bu_torch.samples.samples import LEFT_OUT, ClassWeight, Samples, subsample
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.measuring import Signals, describe_doubt, fit_or_on_cpu
+from bu_torch.signals.measuring import Signals, class_shares, describe_doubt, fit_or_on_cpu
 from bu_torch.signals.metrics import ACCURACY, as_metric
 from bu_torch.space.extractors import MixedFeatures
 

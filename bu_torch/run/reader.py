@@ -56,9 +56,6 @@ class Processes:
         logits = read()
         return self.on_first(lambda: work(logits))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Processes, ()  # what holds a copy is with no others
-
 
 class TorchProcesses(Processes):
     """Processes of a group of torch, None for all: in a plain loop, under `accelerate launch`, in Lightning Fabric."""

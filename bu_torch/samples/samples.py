@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Subset, TensorDataset
 
 from bu_torch.functional.checks import relative_weights
-from bu_torch.functional.probabilities import shares_of
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.internal.network import Packing, as_inputs, is_mask, names_taken, takes
 from bu_torch.internal.output import log_line, outline
@@ -30,7 +29,6 @@ LEFT_OUT = f"{{}} samples have the label {IGNORED}, which torch's losses ignore:
 _LABELS = ("labels", "label", "targets", "target", "y")
 _PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 _SILENT = 3  # seconds of reading before a line is logged
-_RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
 
 class Samples(NamedTuple):
@@ -304,19 +302,6 @@ def _listed(class_weight: dict[int, float] | list[float], present: list[int]) ->
     if unfit:
         raise ValueError(f"`class_weight` must fit the classes of the labels, and {fault}: {sorted(unfit)}.")
     return [named.get(label, 1.0) for label in present]
-
-
-def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The C classes that have samples, ascending, (C,) int64, and the weighted share of each, (C,) float64."""
-    present, columns = torch.unique(labels.cpu(), return_inverse=True)
-    return present, shares_of(columns, None if weights is None else weights.cpu())
-
-
-def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
-    """The rarest class and its share, if that is below half of an equal share; else None."""
-    present, shares = class_shares(labels, weights)
-    share, rarest = shares.min(dim=0)
-    return (int(present[rarest]), float(share)) if share < _RARE / len(present) else None
 
 
 def as_weights(sample_weight: Any, n_samples: int) -> Tensor:

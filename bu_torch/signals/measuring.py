@@ -16,7 +16,7 @@ from bu_torch.functional.score import Attainable, attainable, cost_of_memorising
 from bu_torch.internal.inputs import check_fitted
 from bu_torch.neighbors.graph import class_distances, copies
 from bu_torch.perturbation.draws import PerturbedInputs, Readings, are_rows, followed_by, kind_of
-from bu_torch.samples.samples import rare_class, weights_of
+from bu_torch.samples.samples import weights_of
 from bu_torch.signals.catalogue import SIGNALS, Measurement, NetworkOutputs
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric, check_metric
 
@@ -24,6 +24,7 @@ _FORMAT = 19  # raise it if the tensors of a state change, or the way in which t
 _LEAST_SKILL = 0.01  # votes on 400 random labels or more seldom have a higher skill
 _MOST_COPIES = 0.5
 _MOST_CLASSES_A_SAMPLE = 1 / 3
+_RARE = 0.5  # part of an equal share; the kept check recognised rarer classes clearly less often
 
 
 class Signals:
@@ -319,3 +320,16 @@ def describe_doubt(signals: Signals) -> str:
         sentence = f"{doubt[0].upper()}{doubt[1:]}"
         return f"{sentence}, so the expected {metric.title} tells networks apart badly. Let accuracy decide."
     return ""
+
+
+def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The C classes that have samples, ascending, (C,) int64, and the weighted share of each, (C,) float64."""
+    present, columns = torch.unique(labels.cpu(), return_inverse=True)
+    return present, shares_of(columns, None if weights is None else weights.cpu())
+
+
+def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
+    """The rarest class and its share, if that is below half of an equal share; else None."""
+    present, shares = class_shares(labels, weights)
+    share, rarest = shares.min(dim=0)
+    return (int(present[rarest]), float(share)) if share < _RARE / len(present) else None

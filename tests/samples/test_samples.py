@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch import BoundaryUncertainty
 from bu_torch.samples.reading import read_samples
-from bu_torch.samples.samples import as_weights, check_class_weight, rare_class, stratified_rows, weights_of
+from bu_torch.samples.samples import as_weights, check_class_weight, stratified_rows, weights_of
+from bu_torch.signals.measuring import rare_class
 
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
 OWN = weights_at_random(60).numpy()
