@@ -15,19 +15,19 @@ from bu_torch.callbacks.trainer import (
     lightning_average,
     load_raw_weights,
     log_check,
-    measures_average_of_others,
     misconfigured,
     pl,
     record_folder,
     skip_empty_hooks,
     training_loss,
+    yields_to_averages,
 )
 from bu_torch.callbacks.training_data import InputWatch, Reference, Source, check_reference, training_data
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.replica import has_lazy_layers, preserved_random_state
 from bu_torch.perturbation.draws import Perturbation
-from bu_torch.run.engine import Check, Engine, Results
+from bu_torch.run.engine import Engine, Results
 from bu_torch.run.history import describe_exception
 from bu_torch.run.prepare import TrainingData
 from bu_torch.run.settings import Settings
@@ -162,7 +162,7 @@ class BoundaryUncertaintyMonitor(Results, pl.Callback):
             self.engine.is_over = True  # a checkpoint that is tested continues no run
             return
         settings = {name: getattr(self, name) for name in _SETTINGS}  # which may have been set since
-        if measures_average_of_others(trainer, self):
+        if yields_to_averages(trainer, self):
             settings["averaging"] = None
         with misconfigured(TypeError, ValueError):
             self._reset(Settings(**settings))  # states are loaded after `setup`
@@ -211,20 +211,20 @@ class BoundaryUncertaintyMonitor(Results, pl.Callback):
         elif self.history and self.history[-1]["epoch"] == trainer.current_epoch:
             trainer.callback_metrics.update(self._logged | trainer.callback_metrics)
 
-    def _make_check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Check:
-        """Make a check of the module, or of the average of a `WeightAveraging`, and log it."""
+    def _make_check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+        """Make a check of the module, or of the average of a `WeightAveraging`, and log it; whether it is the best."""
         average = lightning_average(trainer)
         loss = training_loss(trainer, is_within_epoch=self.is_by_steps)
         with optimizers_in_eval_mode(trainer.optimizers):
             module, place = average.module if average else pl_module, (trainer.current_epoch, trainer.global_step)
-            check = self.engine.check(module, *place, train_loss=loss)
+            is_best = self.engine.check(module, *place, train_loss=loss)
         # A trial keeps nothing, and an average without weights of the training is no network of it.
         if trainer.fast_dev_run or (average is not None and not int(average.n_averaged)):
             self.engine.forget_checks()
-            check = check._replace(is_best=False)
+            is_best = False
         with self.engine.record.timing("check_seconds"):
-            self._logged = log_check(trainer, check.entry, is_by_steps=self.is_by_steps)
-        return check
+            self._logged = log_check(trainer, self.history[-1], is_by_steps=self.is_by_steps)
+        return is_best
 
     def _clear_callback_metrics(self, trainer: pl.Trainer) -> None:
         """Remove the last check's values, because they do not describe the weights to come."""

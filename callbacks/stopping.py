@@ -14,7 +14,6 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
-from bu_torch.run.engine import Check
 from bu_torch.run.history import describe_exception
 from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.weights import drop_saved, optimizers_in_training
@@ -161,7 +160,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             keeper = FileKeeper(self, token)
             known = pl.callbacks.EarlyStopping, pl.callbacks.Checkpoint
             stopping, saving = ([n for n, one in enumerate(callbacks) if isinstance(one, kind)] for kind in known)
-            callbacks.insert(min([max([callbacks.index(self), *stopping]) + 1, *saving]), keeper)
+            behind = max([callbacks.index(self), *stopping]) + 1
+            callbacks.insert(min([behind, *saving]), keeper)
             self._keeper = keeper
         # At the end of training, before the module's own hook, which may export the network; or of a fit without any.
         hooks = dict.fromkeys(("on_train_end", "on_fit_end", "on_exception"), self._conclude)
@@ -176,10 +176,10 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if self._keeper is not None and self.engine.history.kept is None:  # that of a resumed run may not count
             self._keeper.set_best("", None)
 
-    def _make_check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Check:
+    def _make_check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
         """Make a check; have its file written if it is the best, and stop training if it says so."""
-        check, history = super()._make_check(trainer, pl_module), self.engine.history
-        if check.is_best and self._keeper is not None:
+        is_best, history = super()._make_check(trainer, pl_module), self.engine.history
+        if is_best and self._keeper is not None:
             self._keeper.ask_to_write()  # it writes when other callbacks and the module have had this hook
         # Histories are equal, but a process in which a rule of the user's differs would leave the others waiting.
         should_stop = trainer.strategy.reduce_boolean_decision(history.decision.should_stop, all=False)
@@ -190,7 +190,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self.stopped_epoch = trainer.current_epoch
             step = trainer.global_step if self.is_by_steps else None
             self.stopping_reason = history.why_stopped(trainer.current_epoch, step)
-        return check
+        return is_best
 
     def _complete(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the kept weights into the keeper's file; leave out of any file what it holds twice."""

@@ -84,10 +84,10 @@ def check_trainer(trainer: pl.Trainer, kind: type[pl.Callback]) -> None:
         )
 
 
-def measures_average_of_others(trainer: pl.Trainer, callback: pl.Callback) -> bool:
-    """Whether the weights are averaged by Lightning, or may not be averaged; the callback is put behind averages.
+def yields_to_averages(trainer: pl.Trainer, callback: pl.Callback) -> bool:
+    """Put a callback behind Lightning's averages, which a check must measure as checkpoints hold them.
 
-    A check must measure the average that a checkpoint holds.
+    Returns whether there are any, or the weights cannot be averaged: then bu-torch makes no average of its own.
     """
     callbacks = list(trainer.callbacks)
     averages = [n for n, one in enumerate(callbacks) if isinstance(one, pl.callbacks.WeightAveraging)]
@@ -161,7 +161,7 @@ def can_be_passed(trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
 
 
 @prepare_copy.register
-def _detach(copied: pl.LightningModule, module: nn.Module) -> None:
+def _prepare_copy_of_lightning_module(copied: pl.LightningModule, module: nn.Module) -> None:
     """Let a copy run its own `forward`, and ignore what it logs: this would enter the epoch's mean, or be refused."""
     if getattr(module, "_compiler_ctx", None):  # `forward` is a function that runs the module which was compiled
         vars(copied).pop("forward", None)
@@ -313,7 +313,7 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
             shards = engine.average.values if engine.processes.are_sharded else {}
             with preserved_random_state(), replaced_in_place(module, shards) as own:
                 self._raw = {name: gathered(value) for name, value in own.items()}
-                trainer.save_checkpoint(path, weights_only=False)  # True would skip the hook that puts in the weights
+                trainer.save_checkpoint(path, weights_only=False)  # True would skip `LastCallback`
         finally:
             self.is_saving, self._raw = False, {}
         self._written.add(path)
@@ -331,7 +331,7 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
         if not engine.processes.are_sharded and lightning_average(trainer) is None:
             measured = with_names_of(saved, engine.kept_weights)
             saved.update({name: value for name, value in measured.items() if name in saved})
-            if engine.average.past is not None or optimizers_in_training(trainer.optimizers):
+            if engine.average.past is not None or optimizers_in_training(trainer.optimizers):  # training has others
                 frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
                 raw = {n: v.detach() for n, v in named_weights(module).items() if n in saved and n not in frozen}
         if self.save_weights_only:

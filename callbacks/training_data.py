@@ -82,7 +82,6 @@ def training_data(
     if trainer.fast_dev_run:
         most = max(_TRIAL_SAMPLES, settings.n_neighbors)
         settings = replace(settings, max_samples=min(settings.max_samples or most, most))
-    takes_all = settings.max_samples is None and is_pair(reference)
     n_between = float(trainer.num_training_batches)  # batches, then samples of all processes, between two checks
     if every_n_train_steps is not None:
         steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # one step of each optimiser
@@ -92,6 +91,8 @@ def training_data(
 
     if is_pair(reference):
         samples = whole_samples(*reference, keep_integers=keeps_integers(settings.perturbation))
+        settings.refuse_too_few(len(samples.inputs), "it")
+        settings = replace(settings, max_samples=settings.max_samples or len(samples.inputs))
     else:
         loader, read = _reading(trainer, pl_module, source, settings)
         samples = read_few(read, loader)
@@ -100,7 +101,7 @@ def training_data(
 
     def plan_of(samples: Samples) -> Plan:
         n_visited = int(min(samples.n_training, n_between))
-        return plan_check(settings, samples, n_operations, n_visited, samples.n_training if takes_all else None)
+        return plan_check(settings, samples, n_operations, n_visited)
 
     if not is_pair(reference):
         is_stream = isinstance(loader.dataset, IterableDataset)  # which does not tell how many samples follow
@@ -117,7 +118,7 @@ def training_data(
 
 
 def _network_as_space(trainer: pl.Trainer, pl_module: pl.LightningModule, engine: Engine) -> pl.LightningModule | None:
-    """The network, if its features may be a space, as of images: it is not trained yet, or they were asked for."""
+    """The network, if its features may be a space: it is new, or they were asked for. Those of tables are no space."""
     is_asked_for, can_be_read = engine.settings.feature_extractor == "module", can_be_passed(trainer, pl_module)
     if is_asked_for and not can_be_read:
         raise MisconfigurationException(

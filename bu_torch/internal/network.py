@@ -191,7 +191,7 @@ def read_logits(
     """
     with evaluation_copy(model) as network:
         outputs = partial(logits_in_batches, lambda batch: call(network, copy_to(network, batch)), inputs, batch_size)
-        logits = OutputReader(name, _WARN).logits(outputs) if name else outputs()
+        logits = OutputConverter(name, _WARN).logits(outputs) if name else outputs()
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
@@ -250,8 +250,8 @@ def entry_of(output: Any, key: str | int, name: str) -> Any:
         ) from error
 
 
-class OutputReader:
-    """Reads a network's outputs as logits; the first reading decides whether they are probabilities instead."""
+class OutputConverter:
+    """Turns a network's outputs into logits; the first reading decides whether they are probabilities."""
 
     def __init__(self, name: str, warn: Callable[[str], None], log: Callable[[str], None] = log_nothing) -> None:
         self._name, self._warn, self._log = name, warn, log

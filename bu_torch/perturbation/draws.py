@@ -1,5 +1,6 @@
 """Perturbed samples: moved a little at random, moved toward a near sample, mixed with it, or read again."""
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
@@ -200,10 +201,11 @@ class PerturbedInputs:
         return (self[start : start + n_rows] for start in range(0, len(self), n_rows))
 
     def to(self, device: torch.device | str) -> Self:
-        """Move what is held to `device`, in place."""
-        self.samples, self.targets = self.samples.to(device), self.targets.to(device)
-        self.how = tuple(choice.to(device) for choice in self.how)
-        return self
+        """The same on `device`."""
+        moved = copy.copy(self)
+        moved.samples, moved.targets = self.samples.to(device), self.targets.to(device)
+        moved.how = tuple(choice.to(device) for choice in self.how)
+        return moved
 
 
 def followed_by(perturbed: Tensor | PerturbedInputs, samples: Tensor) -> Tensor | PerturbedInputs:

@@ -67,7 +67,7 @@ class Rule:
 
 
 class SignalRule(Rule):
-    """Scores a check by one signal, whose larger values are better; `bu_torch.signals.catalogue` computes them all."""
+    """Scores a check by one signal, whose larger values are better, such as the default score: a signal, too."""
 
     def __init__(self, signal: str) -> None:
         self.name, self.signals, self.title = signal, (signal,), SIGNALS[signal].title
@@ -96,8 +96,6 @@ class MetricRule(Rule):
 
 def as_rule(rule: Any, metric: ExpectedMetric = ACCURACY) -> Rule:
     """Rule with a name, or the user's own rule after checks; it may read the values of a metric that is measured."""
-    if type(rule) in (SignalRule, MetricRule):  # ours
-        return rule
     if isinstance(rule, str):
         return SignalRule(check_choice("rule", rule, RULE_NAMES))
     if not isinstance(rule, Rule):

@@ -1,25 +1,24 @@
 """The engine of every training: prepare once; at each check measure, score, decide; in the end say what was kept."""
 
-import copy
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.network import OutputReader, was_one_column
+from bu_torch.internal.network import OutputConverter, was_one_column
 from bu_torch.internal.output import log_line, printable
 from bu_torch.internal.replica import evaluation_copy, gathered, replaced_in_place
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.history import History, describe_worse_than_chance, judge, summary_of
 from bu_torch.run.prepare import TrainingData, prepare_signals
 from bu_torch.run.reader import NetworkReader, Processes
-from bu_torch.run.record import VERSION, Record, as_json, as_line, as_small, read_state
+from bu_torch.run.record import VERSION, Record, as_json, as_line, read_state
 from bu_torch.run.settings import Settings
 from bu_torch.run.weights import WeightAverage, copied, load
 from bu_torch.samples.samples import IGNORED
@@ -31,13 +30,6 @@ _COMPARED_SETTINGS = ["metric", "averaging", "start_from_epoch", "n_neighbors", 
 _COMPARED_SETTINGS += ["seed", "class_weight"]
 
 PREPARATION = ("plan", "fingerprint", "prepared", "space")  # entries of a state, as `prepare_signals` gives them
-
-
-class Check(NamedTuple):
-    """A check, as its owner reads it."""
-
-    entry: dict[str, Any]
-    is_best: bool  # it is kept, and so are its weights
 
 
 class Engine:
@@ -59,7 +51,7 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.processes, self.reader = Processes(), NetworkReader(settings)  # an owner may set those of its trainer
-        self._output_reader = OutputReader("The module", self.warn, partial(self.log, if_verbose=True))
+        self._output_reader = OutputConverter("The module", self.warn, partial(self.log, if_verbose=True))
         self.history = History(settings)
         self.average = WeightAverage(settings.averaging)
         # `state_dict` of the kept check on the CPU, of shards this process's; empty if it was that of no module.
@@ -77,7 +69,7 @@ class Engine:
         # or metric, by contributions (N,), which may be another check than the one with the best score.
         self._predictions: Tensor | None = None
         self._best_contributions: Tensor | None = None
-        self.measured: Measurement | None = None  # of the last check, until it is in the record
+        self.measured: Measurement | None = None  # of the last check, in the first process, until it is in the record
         self._n_columns = 0  # width of the last logits
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,7 +100,7 @@ class Engine:
         self.is_prepared = True
         self.perturbed = None if self.fitted is None else self.fitted.signals.boundary.perturbed
         if processes.are_sharded and processes.count > 1:
-            inputs: Any = processes.broadcast(None if processes.rank else copy.copy(self.perturbed).to("cpu"))
+            inputs: Any = processes.broadcast(None if processes.rank else self.perturbed.to("cpu"))
             self.perturbed = inputs.to(device)
         if not is_comparable:
             self._start_anew("The run resumes with different training samples, or with another version of bu_torch")
@@ -141,11 +133,14 @@ class Engine:
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
-    def check(self, model: Any, epoch: int, step: int | None = None, *, train_loss: float | None = None) -> Check:
-        """Measure a copy of a model, with averaged weights if there are any, add the check, record it, and keep it."""
+    def check(self, model: Any, epoch: int, step: int | None = None, *, train_loss: float | None = None) -> bool:
+        """Measure a copy of a model, with averaged weights if there are any; whether this check is the best.
+
+        Its entry is then the last of the history, and in the record; that of the best is kept, with its weights.
+        """
         started, self.summary, history = time.perf_counter(), {}, self.history
         if history.is_last(epoch, step) and history.n_not_compared < len(history.entries):
-            return Check(history.entries[-1], is_best=False)  # a resumed training may end an epoch a second time
+            return False  # a resumed training may end an epoch a second time
         if isinstance(model, nn.Module):
             self.average.update(model)
         are_sharded = self.processes.are_sharded
@@ -155,14 +150,14 @@ class Engine:
                 return self._output_reader.logits(partial(self.reader.logits_at, network, self.perturbed))
 
         values = self.processes.read_then_on_first(logits, self.measure)
-        check = self.add(epoch, values, step)
+        is_best = self.add(epoch, values, step)
         self.record.check_seconds += time.perf_counter() - started
-        if check.is_best:
+        if is_best:
             with self.record.timing("saving_seconds"):
                 weights = {} if self.processes.weights_are_hidden else self.state_to_keep(model)
-                self.kept_weights, history.kept = weights, check.entry  # Ctrl-C comes before or after both
-        self._write(check.entry, train_loss)
-        return check
+                self.kept_weights, history.kept = weights, history.entries[-1]  # Ctrl-C comes before or after both
+        self._write(history.entries[-1], train_loss)
+        return is_best
 
     def restore(self, model: nn.Module) -> None:
         """Load the kept weights into a model; raises some exception if they do not fit, and leaves it as it was."""
@@ -204,17 +199,21 @@ class Engine:
         """
         signals: Signals = self.fitted.signals
         n_samples = len(signals.boundary.labels)
-        known = ((self._predictions, n_samples * signals.boundary.n_draws), (self._best_contributions, n_samples))
-        # Those of a loaded state may be of other samples.
-        before, best = (None if of is None or len(of) != n_rows else of.to(logits.device) for of, n_rows in known)
+
+        def of_these(values: Tensor | None, n_values: int) -> Tensor | None:
+            """Values of an earlier check; None if there are none, or a loaded state holds those of other samples."""
+            return None if values is None or len(values) != n_values else values.to(logits.device)
+
+        before = of_these(self._predictions, n_samples * signals.boundary.n_draws)
+        best = of_these(self._best_contributions, n_samples)
         self._n_columns = logits.shape[1]
         self.measured = signals.measure(logits, before, best)
         self._predictions = self.measured.predictions
         values = {**self.measured.values, STANDARD_ERROR: self.measured.standard_error}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
-    def add(self, epoch: int, values: Mapping[str, float], step: int | None = None) -> Check:
-        """Add a check, and decide."""
+    def add(self, epoch: int, values: Mapping[str, float], step: int | None = None) -> bool:
+        """Add a check, and decide; whether it is the best."""
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         is_best = self.history.add(entry)
         if self.measured is not None and self.history.has_best_value(entry):
@@ -223,7 +222,7 @@ class Engine:
             line = describe_worse_than_chance(self.history.entries, self._n_columns, self.fitted.about["data"])
             if line:
                 self.warn(line)  # last, because filters may turn a warning into an error
-        return Check(entry, is_best)
+        return is_best
 
     def forget_checks(self) -> None:
         """Compare the next check with none before: neither for the patience nor as best."""
@@ -238,8 +237,8 @@ class Engine:
 
     def open_record(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Open a record with `settings` in `folder`."""
-        history, weights = self.history, self.fitted.signals.boundary.class_weight  # the loss's if settings have none
-        named = {**settings, "class_weight": weights, "rule": None, **history.rule_settings()}
+        history, class_weight = self.history, self.fitted.signals.boundary.class_weight  # the loss's, if set nowhere
+        named = {**settings, "class_weight": class_weight, "rule": None, **history.rule_settings()}
         header = {
             "settings": {name: as_json(value) for name, value in named.items() if name != "decides"},
             "n_not_compared": history.n_not_compared,
@@ -327,7 +326,7 @@ class Engine:
         return {
             **self.history.state_dict(),
             **self.preparation,
-            "predictions": None if predictions is None else as_small(predictions),
+            "predictions": None if predictions is None else predictions.cpu().int(),
             "best_contributions": None if best is None else best.cpu(),
             "weights": {name: gathered(value) for name, value in self.kept_weights.items()},
             "average": self.average.state_dict(),
@@ -340,7 +339,7 @@ class Engine:
         why, self.summary, self.is_prepared = "", {}, False
         try:
             state, now = read_state(state_dict), self._compared_settings()
-            before = state["settings"] or now
+            before = state["settings"]
             changed = {name: value for name, value in now.items() if value != before.get(name)}
             if changed:
                 was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
@@ -348,7 +347,7 @@ class Engine:
                 why = f"The run resumes with {is_now} instead of {was}"
             self.history.load(state, is_compared=not changed)
             self.kept_weights = state["weights"]
-            self.average.load_state_dict(state.get("average", {}))
+            self.average.load_state_dict(state["average"])
             self._predictions, self._best_contributions = state["predictions"], state["best_contributions"]
             has_plan = not changed and state["plan"] is not None and state["plan"][0] >= self.settings.n_neighbors
             known = PREPARATION if has_plan else ("prepared", "space")

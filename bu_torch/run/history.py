@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.internal.output import printable
-from bu_torch.rule.rules import Decision, MetricRule, RuleName, decide, score_of
+from bu_torch.rule.rules import STANDARD_ERROR, Decision, MetricRule, RuleName, decide, score_of
 from bu_torch.run.prepare import Fitted
 from bu_torch.run.settings import Settings
 from bu_torch.signals.metrics import ACCURACY, THRESHOLD, ExpectedMetric, as_metric
@@ -75,7 +76,7 @@ class History:
             del self.entries[-1]
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
         self.entries.append(entry)
-        self._decide([entry])
+        self._decide()
         if not (self.settings.decides and self._counts(entry) and math.isfinite(score := entry[self.rule.name])):
             return False
         return self.kept is None or score > self.kept[self.rule.name]
@@ -148,17 +149,15 @@ class History:
         self.reset()
         if is_compared:
             self.n_not_compared = min(state["n_not_compared"], len(self.entries))
-            self.rule.load_state_dict(dict(state.get("rule", {})))
-            self.decision = Decision()
-            self._decide(self.counted)
+            self.rule.load_state_dict(dict(state["rule"]))
+            self._decide()
             self.kept = None if state["kept"] is None else self.entries[state["kept"]]
 
-    def _decide(self, entries: Sequence[Entry]) -> None:
-        """Continue the decision by those of the checks that count."""
-        if self.settings.decides:
-            patience, min_delta = self.settings.patience, self.settings.min_delta
-            for entry in filter(self._counts, entries):
-                self.decision = decide(self.decision, entry[self.rule.name], patience=patience, min_delta=min_delta)
+    def _decide(self) -> None:
+        """Decide anew by all checks that count."""
+        scores = [entry[self.rule.name] for entry in self.counted] if self.settings.decides else []
+        by = partial(decide, patience=self.settings.patience, min_delta=self.settings.min_delta)
+        self.decision = reduce(by, scores, Decision())
 
 
 def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Mapping[str, int]) -> str:
@@ -289,7 +288,7 @@ def confidence_in(
     The standard error is the median over the checks; each is that of a gain over the best expected value before.
     """
     name, sign = metric.signal, metric.sign
-    errors = [error for check in checks if (error := check.get("standard_error", 0.0)) > 0]
+    errors = [error for check in checks if (error := check.get(STANDARD_ERROR, 0.0)) > 0]
     error, at_kept = median(errors) if errors else 0.0, kept[name]
     values = [value for check in checks if math.isfinite(value := check[name])]
     n_equals = sum(sign * value >= sign * at_kept - error for value in values)

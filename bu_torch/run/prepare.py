@@ -7,6 +7,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -47,16 +48,15 @@ def plan_check(
     samples: Samples,
     n_operations: int,
     n_visited: int | None = None,
-    max_samples: int | None = None,
 ) -> Plan:
     """Bound the forward passes of one check by a share of the samples that an epoch visits.
 
     Another sample says more than another draw of the same one, so only small data, where single predictions make the
     signals jump, gets several draws. Some `samples` were read, of `n_training`, of which an epoch visits `n_visited`,
-    all if None; each takes `n_operations` in a forward pass, 0 if unknown. `max_samples` replaces the setting.
+    all if None; each takes `n_operations` in a forward pass, 0 if unknown.
     """
     n_training, n_bytes, least = samples.n_training, samples.inputs[:1].nbytes, settings.n_neighbors
-    max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
+    max_samples, n_draws = settings.max_samples, settings.n_draws
     # Passes of each sample beside those of its draws.
     n_unmoved = int(any(SIGNALS[name].reads_unmoved for name in settings.also))
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
@@ -121,13 +121,12 @@ def prepare_signals(
         network = PackedNetwork(network, samples.packing)
     signals = make_signals(network)
     uses_module = may_use_module(signals.boundary.feature_extractor, signals.boundary.module, samples.inputs)
-    saved, earlier = resumed["prepared"] if has_checks and uses_module else None, resumed["fingerprint"]
+    saved, is_restored = resumed["prepared"] if has_checks and uses_module else None, False
     if saved is not None:
-        try:
+        with suppress(Exception):  # damaged, which may raise anything, or for other samples: the caller warns
             signals.restore(saved, samples.inputs, samples.labels, samples.weights)
-        except Exception:  # damaged, which may raise anything, or for other samples: the caller warns
-            saved, earlier = None, ""
-    if saved is None:
+            is_restored = True
+    if not is_restored:
         if has_checks and uses_module and signals.boundary.feature_extractor is None and space is None:
             # A network that has learnt the labels would leak them into the choice.
             signals, uses_module = make_signals(None), False
@@ -138,13 +137,13 @@ def prepare_signals(
         fit_or_on_cpu(signals, inputs, samples.labels, samples.weights)
         name: Any = signals.boundary.space_name_
         space = name if uses_module and name in get_args(SpaceName) else None
-        saved = signals.state() if uses_module and space is None else None
     log(_describe_preparation(signals, samples), if_verbose=True)
     for line in filter(None, (signals.metric.prices, describe_doubt(signals))):
         log(line)
-    fingerprint = signals.fingerprint
-    state = {"plan": tuple(plan), "fingerprint": fingerprint, "prepared": saved, "space": space}
-    is_comparable = not has_checks or earlier in (None, fingerprint)
+    prepared = signals.state() if uses_module and space is None else None
+    state = {"plan": tuple(plan), "fingerprint": signals.fingerprint, "prepared": prepared, "space": space}
+    is_same = resumed["fingerprint"] in (None, signals.fingerprint) and is_restored == (saved is not None)
+    is_comparable = is_same or not has_checks
     is_moved = not (samples.inputs.is_floating_point() or keeps_integers(adapted.perturbation))
     fitted = Fitted(signals.to(device), samples.rows, _about(signals, samples), is_moved and samples.packing is None)
     return fitted, state, samples.packing, is_comparable

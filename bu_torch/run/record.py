@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bu_torch.signals.metrics import ExpectedMetric
 
 FORMAT = 4  # raise it when the meaning of the lines of a record changes
 VERSION = 5  # of what `Engine.state_dict` returns
-_TENSORS = (("predictions", torch.int64), ("best_contributions", torch.float64))
 _NAME = "boundary_uncertainty"
 
 
@@ -113,11 +111,6 @@ def as_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path | ExpectedMetric) else type(value).__name__
 
 
-def as_small(classes: Tensor) -> Tensor:
-    """Classes on the CPU, in the smallest type that holds them all."""
-    return classes.cpu().to(torch.uint8 if int(classes.max()) <= torch.iinfo(torch.uint8).max else torch.int32)
-
-
 def read_state(state: Any) -> dict[str, Any]:
     """Entries of what `Engine.state_dict` returned; raises some exception if they are of another version or kind."""
     if (version := state.get("version")) != VERSION:
@@ -125,5 +118,6 @@ def read_state(state: Any) -> dict[str, Any]:
     plan = None if state["plan"] is None else tuple(map(int, state["plan"]))
     if plan is not None and not (len(plan) == 2 and plan[0] >= 1 and 1 <= plan[1] <= 1000):  # memory grows with them
         raise ValueError(f"its plan is {plan}")
-    tensors = {name: None if state[name] is None else state[name].to(dtype).flatten() for name, dtype in _TENSORS}
+    kinds = {"predictions": torch.int64, "best_contributions": torch.float64}
+    tensors = {name: None if state[name] is None else state[name].to(kind).flatten() for name, kind in kinds.items()}
     return {**state, **tensors, "plan": plan, "weights": dict(state["weights"])}

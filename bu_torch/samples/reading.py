@@ -134,7 +134,7 @@ def read_loader(
     does what a trainer does to each batch, and moves it to the CPU. `looks_for_augmentation` reads a few samples twice.
     Raises `UnreadableError` where `read_samples` raises ValueError.
     """
-    reader = Reader(loader, seed, keys, transform)
+    reader = LoaderReader(loader, seed, keys, transform)
     with preserved_random_state(seed):
         if isinstance(loader.dataset, IterableDataset):
             sampling = {"batch_size": loader.batch_size}
@@ -226,7 +226,7 @@ def _plain(entries: Iterable[Any]) -> list[Any]:
     return [entry.tolist() if hasattr(entry, "tolist") else entry for entry in entries]
 
 
-class Reader(NamedTuple):
+class LoaderReader(NamedTuple):
     """Reads samples of a loader in batches as it makes them."""
 
     loader: DataLoader[Any]
