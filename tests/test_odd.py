@@ -343,7 +343,7 @@ def test_the_kind_of_tensor_or_array_does_not_matter(features, labels, recwarn):
 
 
 NO_NUMBERS = {
-    "text": pd.DataFrame({"odd": ["x", None] * 60}),
+    "text in columns of one name": pd.DataFrame([["x", None]] * 120, columns=["odd", "odd"]),
     "dates": pd.DataFrame({"odd": pd.date_range("2020", periods=120)}),
     "gaps": pd.DataFrame({"odd": pd.Series([None, 1] * 60, dtype="Int64")}),
     "no columns": pd.DataFrame(index=range(120)),

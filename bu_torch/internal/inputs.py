@@ -134,8 +134,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
         numbers = _as_array(value) if is_list_of_arrays or hasattr(value, "__array__") else value
         return as_tensor(torch.as_tensor(numbers, device="cpu"), name)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        kinds = dict(value.dtypes) if hasattr(value, "columns") else {}
-        where = next((f" with the column {column!r}" for column in kinds if kinds[column].kind not in "biufc"), "")
+        kinds: Any = getattr(getattr(value, "dtypes", None), "items", tuple)()  # of pandas alone
+        where = next((f" with the column {column!r}" for column, kind in kinds if kind.kind not in "biufc"), "")
         said = str(error).partition("\n")[0].rstrip(".")
         raise TypeError(
             f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{where}: {said}. Make sparse"
