@@ -81,10 +81,10 @@ class CalledNetwork(nn.Module):
 
     def __init__(self, network: nn.Module, gives_probabilities: bool, output_key: str | int | None) -> None:
         super().__init__()
-        self.network, self._gives_probabilities, self._output_key = network, gives_probabilities, output_key
+        self.module, self._gives_probabilities, self._output_key = network, gives_probabilities, output_key
 
     def forward(self, inputs: Any) -> Any:
-        output = self.network(**inputs) if isinstance(inputs, dict) else self.network(inputs)
+        output = self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
         if self._output_key is not None:
             output = entry_of(output, self._output_key, "the module")
         elif isinstance(output, tuple):
