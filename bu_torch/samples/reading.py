@@ -44,7 +44,7 @@ READ_BATCH = 256
 ASKED_TO_READ = "`perturbation='reading'` needs a dataset or a loader whose samples differ each time they are read"
 WITHOUT_READING = "Pass `perturbation=None`."
 _FEW = 8
-_MOST_INDICES = 100_000_000  # of a sampler without an end
+_MOST_INDICES = 2_000_000  # of a sampler without an end
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 _PATIENCE = 60  # seconds for a batch: a dataset with threads or locks may wait forever in a forked process
 _without_worker = weakref.WeakSet[DataLoader[Any]]()  # loaders for which one has failed, maybe after that time
@@ -166,8 +166,8 @@ def _class_names(dataset: Any) -> list[str] | None:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     with suppress(Exception):  # a user's property may raise anything, and nothing but a page's wording depends on it
-        names = list(dataset.classes)
-        return names if all(isinstance(name, str) for name in names) else None
+        names, are_renumbered = list(dataset.classes), getattr(dataset, "target_transform", None) is not None
+        return names if all(isinstance(name, str) for name in names) and not are_renumbered else None
     return None
 
 
@@ -202,7 +202,7 @@ def _visited(loader: DataLoader[Any], n_batches: float, seed: int) -> tuple[list
         one_pass: Any = DataLoader([sampler], batch_size=None, collate_fn=partial(_pass_of, n_most=n_most))  # type: ignore[arg-type]
         indices = with_batches(one_pass, {"batch_size": None}, seed, next)
         if batches is None and indices and isinstance(indices[0], list | tuple):
-            indices, are_lists = _plain(itertools.chain(*indices)), True
+            indices, are_lists = list(_plain(itertools.chain(*indices))), True
         with suppress(TypeError):  # dicts, say, of a sampler that gives queries, cannot be sorted
             indices = sorted(set(indices))
     return indices, are_lists, weights
@@ -217,13 +217,20 @@ def _undistributed(sampler: Any) -> Any:
 
 def _pass_of(sampler: Any, n_most: int) -> list[Any]:
     """What a pass of a sampler gives; for a worker, because a sampler may draw numbers, or change its dataset."""
+    n_indices: float = _MOST_INDICES
     with suppress(Exception):  # a user's class may raise anything
-        n_most = len(sampler)
-    return _plain(itertools.islice(sampler, n_most))
+        n_most, n_indices = len(sampler), math.inf
+    entries = []
+    for entry in _plain(itertools.islice(sampler, n_most)):
+        entries.append(entry)
+        n_indices -= len(entry) if isinstance(entry, list | tuple) else 1
+        if n_indices <= 0:
+            break
+    return entries
 
 
-def _plain(entries: Iterable[Any]) -> list[Any]:
-    return [entry.tolist() if hasattr(entry, "tolist") else entry for entry in entries]
+def _plain(entries: Iterable[Any]) -> Iterator[Any]:
+    return (entry.tolist() if hasattr(entry, "tolist") else entry for entry in entries)
 
 
 class LoaderReader(NamedTuple):

@@ -140,6 +140,7 @@ VISITED = {
     "each drawn once": ({"sampler": WeightedRandomSampler(OF_PLACE, 120, False), "batch_size": 30}, range(120)),
     "weights, some 0": ({"sampler": WeightedRandomSampler([1.0] * 70 + [0.0] * 50, 99), "batch_size": 30}, range(70)),
     "batches that overlap": ({"batch_sampler": [(7, 3, 6), torch.tensor([3, 8]), np.array([9])]}, [3, 6, 7, 8, 9]),
+    "batches without an end": ({"batch_sampler": itertools.cycle([[7, 3], [9]])}, [3, 7, 9]),
     "a sampler of tensors": ({"sampler": [torch.tensor([2, 1]), torch.tensor([0])], "batch_size": None}, range(3)),
 }
 
@@ -151,8 +152,7 @@ def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
         dataset = Made(lambda rows: (X[rows], Y[rows]))
     samples = read_samples(DataLoader(dataset, **options))
     assert equal(samples, rows)
-    assert samples.rows.tolist() == list(rows)
-    assert (samples.n_training, samples.weights) == (len(rows), None)
+    assert (samples.rows.tolist(), samples.n_training, samples.weights) == (list(rows), len(rows), None)
 
 
 @pytest.mark.parametrize(
