@@ -30,7 +30,7 @@ from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.engine import Engine
 from bu_torch.run.reader import NetworkReader, Processes, T
 from bu_torch.run.settings import Settings
-from bu_torch.run.weights import load, named_weights, optimizers_in_training, with_names_of
+from bu_torch.run.weights import drop_saved, load, named_weights, with_names_of
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.metrics import THRESHOLD
 
@@ -257,7 +257,7 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
         self._must_write = False  # the last check is the best, and not written yet
         self.is_saving = False
         self._earlier = ""  # best file before, until the next is written
-        self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
+        self._raw: dict[str, Tensor] = {}  # weights of training, while the average is in their place
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -305,13 +305,11 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
             )
 
     def _save(self, trainer: pl.Trainer, path: str) -> None:
-        """Have Lightning write a file, for which averaged shards are in the module; delete the best file before."""
-        module, engine = trainer.lightning_module, self.engine
-        self.is_saving = True
+        """Have Lightning write a file, for which the average is in the module; delete the best file before."""
+        self.is_saving, average = True, self.engine.average.values
         try:
-            # The module's `on_save_checkpoint` may draw random numbers.
-            shards = engine.average.values if engine.processes.are_sharded else {}
-            with preserved_random_state(), replaced_in_place(module, shards) as own:
+            # The module's `on_save_checkpoint` may read its weights, and draw random numbers.
+            with preserved_random_state(), replaced_in_place(trainer.lightning_module, average) as own:
                 self._raw = {name: gathered(value) for name, value in own.items()}
                 trainer.save_checkpoint(path, weights_only=False)  # True would skip `LastCallback`
         finally:
@@ -325,15 +323,14 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
 
     def put_kept_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         """Put the kept weights into the own file, and beside them those of training."""
-        module, engine, raw = trainer.lightning_module, self.engine, self._raw
-        saved, kept = checkpoint["state_dict"], engine.history.kept or {}
+        engine, raw, saved = self.engine, self._raw, checkpoint["state_dict"]
+        kept = engine.history.kept or {}
         # Lightning's own hooks put in an average of its, and shards.
         if not engine.processes.are_sharded and lightning_average(trainer) is None:
             measured = with_names_of(saved, engine.kept_weights)
             saved.update({name: value for name, value in measured.items() if name in saved})
-            if engine.average.past is not None or optimizers_in_training(trainer.optimizers):  # training has others
-                frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
-                raw = {n: v.detach() for n, v in named_weights(module).items() if n in saved and n not in frozen}
+            others = drop_saved(named_weights(trainer.lightning_module) | raw, saved)
+            raw = {name: value.detach() for name, value in others.items() if name in saved and value is not None}
         if self.save_weights_only:
             for name in ("callbacks", "optimizer_states", "lr_schedulers", type(trainer.precision_plugin).__qualname__):
                 checkpoint.pop(name, None)

@@ -23,8 +23,7 @@ def data_parallel(network):
 
 
 def blobs(n=120, d=4, n_classes=3, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    labels = torch.arange(n) % n_classes
+    g, labels = torch.Generator().manual_seed(seed), torch.arange(n) % n_classes
     centres = 2 * torch.randn(n_classes, d, generator=g)
     return centres[labels] + torch.randn(n, d, generator=g), labels
 

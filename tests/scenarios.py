@@ -55,8 +55,7 @@ def images(n=120):
 
 def tokens(n=120):
     """Two subjects: tokens of the first half of the vocabulary mostly, or of the second."""
-    g = torch.Generator().manual_seed(0)
-    labels = torch.arange(n) % 2
+    g, labels = torch.Generator().manual_seed(0), torch.arange(n) % 2
     is_of_second = torch.rand(n, 12, generator=g) < 0.25 + 0.5 * labels.unsqueeze(1)
     return torch.randint(0, 30, (n, 12), generator=g) + 30 * is_of_second, labels
 
@@ -270,11 +269,16 @@ class Teacher(Model):
 
 
 class Spoiling(Model):
-    """Changes its weights when all callbacks have had the epoch."""
+    """Freezes a layer after an epoch, changes it when all callbacks have had an epoch, and saves what it finds."""
+
+    def on_train_epoch_start(self):
+        self.net[0].requires_grad_(self.current_epoch < 1)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["state_dict"] = weights_of(self)
 
     def on_train_epoch_end(self):
-        with torch.no_grad():
-            self.net[0].bias += 1
+        self.net[0].bias.data += 1
 
 
 def compiled():
@@ -447,10 +451,8 @@ class Case:
 
 
 TRACELESS = {"resumes": False, "loops": False}
-NO_LOOP = {"loops": False}
-OF_MODULE = {"loops": False, "is_measured_alone": False}
-NO_FILES = {"enable_checkpointing": False}
-TOKENS = {"perturbation": "tokens"}
+NO_LOOP, OF_MODULE = {"loops": False}, {"loops": False, "is_measured_alone": False}
+NO_FILES, TOKENS = {"enable_checkpointing": False}, {"perturbation": "tokens"}
 # The best check is amid the second epoch.
 WITHIN = {"every_n_train_steps": 2, "patience": 20, "reference": blobs(), "rule": Given((0.1, 0.3, 0.9, 0.2))}
 SCENARIOS = {

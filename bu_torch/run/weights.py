@@ -155,7 +155,7 @@ def drop_saved(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str,
         other: Any = saved.get(name)
         are_plain = all(isinstance(one, Tensor) and is_plain(one) for one in (value, other))
         with suppress(NotImplementedError):  # of some types of 8 bits
-            if are_plain and other.dtype == value.dtype and torch.equal(other.detach().cpu(), value):
+            if are_plain and other.dtype == value.dtype and torch.equal(other.detach().cpu(), value.detach().cpu()):
                 left[name] = None
     return left
 
