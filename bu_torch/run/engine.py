@@ -255,6 +255,7 @@ class Engine:
         with self.record.timing("check_seconds"):
             details = measured.details()
         history, kept, rows = self.history, self.history.kept or {}, self.fitted.rows
+        doubtful = details.doubtful if rows is not None else []
         self.record.write(
             {
                 **as_line(entry),
@@ -266,7 +267,7 @@ class Engine:
                 "n_not_compared": history.n_not_compared,  # the header may be older, when all checks counted
                 "crossing": details.crossing._asdict(),
                 "meeting": details.meeting,
-                "doubtful": [[int(rows[sample.row]), *sample[1:]] for sample in details.doubtful],
+                "doubtful": [[int(rows[sample.row]), *sample[1:]] for sample in doubtful],
                 "recalls": details.recalls,
             }
         )

@@ -76,7 +76,7 @@ class Fitted(NamedTuple):
     """What only the first process has, which has prepared."""
 
     signals: Signals
-    rows: Tensor  # places of the samples in the dataset, (N,)
+    rows: Tensor | None  # places of the samples in the dataset, (N,); None if they are not known
     about: Mapping[str, Any]  # numbers of samples and classes, their names, skills: for the record and the verdict
     moves_integers: bool  # samples are integers, such as token ids may be, and are moved like numbers
 

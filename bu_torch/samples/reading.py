@@ -154,11 +154,11 @@ def read_loader(
         if n_read < n_asked:
             said = f"The loader's batches hold {n_read} of the {n_asked} samples that were read: only those are used."
             warnings.warn(said, stacklevel=2)
-        if n_read == n_asked:
-            is_random = looks_for_augmentation and are_places and reader.sees_augmentation(indices)
-            rows = torch.as_tensor(indices, device="cpu") if are_places else samples.rows
-            samples = samples._replace(weights=weights, rows=rows, reread=reader.read if is_random else None)
-        return without_ignored(samples)
+        if n_read != n_asked:
+            return without_ignored(samples._replace(rows=None))
+        is_random = looks_for_augmentation and are_places and reader.sees_augmentation(indices)
+        rows = torch.as_tensor(indices, device="cpu") if are_places else None
+        return without_ignored(samples._replace(weights=weights, rows=rows, reread=reader.read if is_random else None))
 
 
 def _class_names(dataset: Any) -> list[str] | None:
@@ -283,7 +283,7 @@ def with_readings(samples: Samples, n_draws: int, perturbation: Any) -> tuple[Sa
     are asked for.
     """
     fault = "a second reading gives the same inputs, or other labels"
-    if samples.reread is not None:
+    if samples.reread is not None and samples.rows is not None:
         n_samples, n_times = len(samples.labels), 1 + n_draws
         try:
             read = samples_of(*samples.reread(samples.rows.tolist(), n_times))

@@ -36,7 +36,7 @@ class Samples(NamedTuple):
 
     inputs: Tensor  # (n, ...), of the dtype and on the device that the dataset gives
     labels: Tensor  # (n, ...), as the dataset gives them; estimators check that these are classes
-    rows: Tensor  # (n,) int64, places in the dataset; 0, 1, ... if the places are not known
+    rows: Tensor | None  # (n,) int64, places in the dataset, or in a stream; None if they are not known
     n_training: int  # samples to choose from
     classes: list[str] | None = None  # names, if the dataset has them
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike

@@ -8,8 +8,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, blobs, cut, fit, loader, trainer
-from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
+from problems import Classifier, Made, blobs, cut, fit, loader, trainer
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler, default_collate
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
@@ -77,6 +77,7 @@ def test_the_record_ends_with_why_training_did_and_has_null_where_a_number_is_no
     assert "no more" in end["reason"]
 
 
+@pytest.mark.filterwarnings("ignore:The loader's batches hold")
 def test_doubtful_samples_are_told_by_their_place_in_the_dataset(tmp_path):
     class Named(TensorDataset):
         classes = ("low", "<b>middle</b>", "high")
@@ -92,6 +93,9 @@ def test_doubtful_samples_are_told_by_their_place_in_the_dataset(tmp_path):
     index, label, _, nearest, _ = check["doubtful"][0]
     assert (index, label) == (233, int(labels[333]))  # of the dataset that was given, which is a subset
     assert nearest != label
+    dropping = DataLoader(Made(), batch_size=30, collate_fn=lambda samples: default_collate(samples[1:]))
+    fit(tmp_path, monitor := BoundaryUncertaintyMonitor(n_neighbors=20), data=dropping, max_epochs=1)
+    assert lines(monitor)[1]["doubtful"] == []  # nobody knows which samples are left
 
 
 def test_an_earlier_file_stays_and_a_resumed_run_has_all_checks_in_its_own(tmp_path):

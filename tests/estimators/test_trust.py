@@ -38,8 +38,7 @@ def test_absent_and_unseen_classes_are_infinitely_far():
 
 
 def noisy_blobs(n=200, flipped=0.1, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    truth = torch.arange(n) % 2
+    g, truth = torch.Generator().manual_seed(seed), torch.arange(n) % 2
     features = torch.randn(n, 2, generator=g) + 6 * truth.unsqueeze(1)
     is_flipped = torch.rand(n, generator=g) < flipped
     return features, torch.where(is_flipped, 1 - truth, truth), is_flipped

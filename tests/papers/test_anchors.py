@@ -15,8 +15,7 @@ BOTH = [BisectionAnchorUncertainty, GradientAnchorUncertainty]
 
 def gaussians(n=400, d=2, n_classes=2, seed=0, dtype=torch.float32):
     """Classes of equal shares around 0, (2, 0, ...), (0, 2, 0, ...), ..."""
-    g = torch.Generator().manual_seed(seed)
-    labels = torch.arange(n) % n_classes
+    g, labels = torch.Generator().manual_seed(seed), torch.arange(n) % n_classes
     centres = torch.nn.functional.pad(2 * torch.eye(max(d, n_classes), dtype=torch.float64), (0, 0, 1, 0))
     return (centres[labels, :d] + torch.randn(n, d, generator=g, dtype=torch.float64)).to(dtype), labels
 

@@ -13,8 +13,7 @@ from bu_torch import FeatureSpace, ParzenUncertainty, PrototypeClassifier, pertu
 
 @pytest.mark.parametrize("space", ["inputs", "patches"])
 def test_pairs_read_at_the_samples_are_those_of_the_paper(space):
-    g = torch.Generator().manual_seed(2)
-    labels = torch.arange(90) % 3
+    g, labels = torch.Generator().manual_seed(2), torch.arange(90) % 3
     inputs = torch.rand(90, 2, 6, 6, generator=g) + 0.1 * labels.view(-1, 1, 1, 1)
     inputs = inputs if space == "patches" else inputs.flatten(1)
     settings = {"n_neighbors": 9, "n_draws": 2, "feature_extractor": space}
@@ -62,8 +61,7 @@ def test_scikit_learn_classifiers_are_scored():
 @pytest.mark.parametrize("feature_extractor", [None, "inputs", "patches", lambda images: images.flatten(1)])
 @pytest.mark.parametrize("perturbation", [None, "random"])
 def test_images_in_bytes_measure_as_the_same_numbers_and_are_held_as_bytes(feature_extractor, perturbation):
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(80) % 2
+    generator, labels = torch.Generator().manual_seed(0), torch.arange(80) % 2
     images = torch.randint(0, 200, (80, 1, 8, 8), generator=generator).byte() + (40 * labels.view(-1, 1, 1, 1)).byte()
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     options = {"feature_extractor": feature_extractor, "perturbation": perturbation, "module": module}

@@ -174,7 +174,7 @@ def test_indices_need_not_be_numbers():
     samples = read_samples(DataLoader(Made(by_name.__getitem__), sampler=sorted(by_name, reverse=True), batch_size=30))
     assert equal(samples, range(120))
     few = read_samples(DataLoader(by_name, sampler=sorted(by_name)[50:70], batch_size=30), 5)
-    assert (len(few.inputs), few.rows.tolist(), few.n_training) == (5, list(range(5)), 20)
+    assert (len(few.inputs), few.rows, few.n_training) == (5, None, 20)
     queries = [{"place": i} for i in range(120)]
     assert equal(read_samples(DataLoader(Made(lambda query: PAIRS[query["place"]]), sampler=queries)), range(120))
 
@@ -245,8 +245,7 @@ def with_first(x):
 def test_samples_that_a_loader_drops_are_counted(change, n_left, recwarn):
     samples = read_samples(collated(change))
     assert f"{n_left} of the 120" in " ".join(str(one.message) for one in recwarn)
-    assert (samples.inputs.shape, samples.n_training) == ((n_left, 4), 120)
-    assert samples.rows.tolist() == list(range(n_left))
+    assert (samples.inputs.shape, samples.n_training, samples.rows) == ((n_left, 4), 120, None)
 
 
 def test_batches_of_a_stream_that_are_none_are_counted():

@@ -124,8 +124,7 @@ def test_of_several_tensors_ids_stay_as_they_are():
 
 def textures(n=240, size=20):
     """Noise that is smooth down or across: patches tell the two apart, distances between pixels do not."""
-    g = torch.Generator().manual_seed(0)
-    labels = torch.arange(n) % 2
+    g, labels = torch.Generator().manual_seed(0), torch.arange(n) % 2
     smooth = torch.randn(n, size, size + 1, generator=g).unfold(2, 2, 1).mean(dim=3)
     images = torch.where(labels.view(-1, 1, 1) == 0, smooth, smooth.transpose(1, 2))
     return images.unsqueeze(1), labels
