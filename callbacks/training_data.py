@@ -243,12 +243,12 @@ class InputWatch:
         # `forward` may take a dict. `DistributedDataParallel` calls the module with a batch and its number.
         values, samples = [*args, *kwargs.values()], self._samples
         values = pytree.tree_leaves(values) if len(values) == 1 else values
-        tensors = [value for value in values if isinstance(value, Tensor)]
+        tensors = [value.detach().as_subclass(Tensor) for value in values if isinstance(value, Tensor)]
         has_shapes = {sample.shape[1:] for sample in samples} <= {tensor.shape[1:] for tensor in tensors}
         if not (samples and tensors and (part is self._module or has_shapes)):
             return
         self.detach()
-        differences = [[_difference(sample, tensor.detach().cpu()) for tensor in tensors] for sample in samples]
+        differences = [[_difference(sample, tensor.cpu()) for tensor in tensors] for sample in samples]
         line, remedy = next((lines[0] for lines in differences if all(lines)), ""), CHANGE_INPUTS
         if len(tensors) < len(samples):
             line, remedy = f"{len(tensors)} of the {len(samples)} tensors", "Name those that it takes: `input_key=`."

@@ -163,6 +163,7 @@ def test_logits_that_are_not_finite_have_no_score(tmp_path, way):
     assert np.isnan(numbers(way, tmp_path, output=lambda z: torch.where(is_odd[: len(z)], -torch.inf, z))).any()
 
 
+Whole = type("Whole", (torch.Tensor,), {"__getitem__": None})  # cannot be cut
 FINE, TOKENS = loader(X, Y), loader((X.abs() * 5).long(), Y)
 
 
@@ -252,6 +253,7 @@ HANDLED = {
     "a named entry that is no tensor": {"data": of(lambda i: {"x": [X[i]], "place": i, "labels": Y[i]})},
     "one loader in a combined one": {"data": CombinedLoader(loader(X, Y), "min_size")},
     "token ids, exchanged": {"data": TOKENS, "module": Words(), "perturbation": swapped},
+    "batches that cannot be cut": {"data": DataLoader([(X.as_subclass(Whole), Y)], batch_size=None)},
     "half precision": {"module": Network(lambda z: z.half())},
     "more columns than labels": {"module": Network(lambda z: nn.functional.pad(z, (0, 4)))},
     "logits in a tuple": {"module": Network(lambda z: (z.sum(), z)), "output_key": 1},

@@ -167,7 +167,7 @@ def describe_worse_than_chance(checks: Sequence[Entry], n_columns: int, data: Ma
     """
     accuracies, n_present = [check["expected_accuracy"] for check in checks], data["n_present"]
     is_due = len(checks) == (1 if n_columns > data["n_classes"] else _SETTLED)
-    if not is_due or max(accuracies) >= _BELOW_CHANCE / n_present:
+    if not (is_due and max(accuracies) < _BELOW_CHANCE / n_present):  # which NaN is not
         return ""
     return (
         f"Expected accuracy is {accuracies[-1]:.2f} at check {len(checks)}, worse than chance, and the network gives"

@@ -67,8 +67,7 @@ def test_classes_that_meet_where_others_are_likelier_are_named():
 
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_recalls_are_those_of_a_slow_reference(is_weighted):
-    g = torch.Generator().manual_seed(0)
-    labels = torch.tensor([0, 4, 4, 1, 0, 1] * 20)
+    g, labels = torch.Generator().manual_seed(0), torch.tensor([0, 4, 4, 1, 0, 1] * 20)
     features = torch.randn(120, 2, generator=g) + labels.unsqueeze(1)
     weights = torch.rand(120, generator=g) + 0.5 if is_weighted else None
     signals = Signals(n_neighbors=10, n_draws=2).fit(features, labels, weights)
