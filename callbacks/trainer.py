@@ -8,7 +8,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bu_torch.internal.network import Packing
 from bu_torch.internal.output import log_nothing, printable
 from bu_torch.internal.replica import (
+    exchanged,
     gathered,
     has_lazy_layers,
     prepare_copy,
@@ -257,7 +258,8 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
         self._must_write = False  # the last check is the best, and not written yet
         self.is_saving = False
         self._earlier = ""  # best file before, until the next is written
-        self._raw: dict[str, Tensor] = {}  # weights of training, while the average is in their place
+        self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
+        self._until_saved = ExitStack()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -305,11 +307,13 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
             )
 
     def _save(self, trainer: pl.Trainer, path: str) -> None:
-        """Have Lightning write a file, for which the average is in the module; delete the best file before."""
-        self.is_saving, average = True, self.engine.average.values
+        """Have Lightning write a file, for which averaged shards are in the module; delete the best file before."""
+        module, engine = trainer.lightning_module, self.engine
+        self.is_saving = True
         try:
-            # The module's `on_save_checkpoint` may read its weights, and draw random numbers.
-            with preserved_random_state(), replaced_in_place(trainer.lightning_module, average) as own:
+            # The module's `on_save_checkpoint` may draw random numbers.
+            shards = engine.average.values if engine.processes.are_sharded else {}
+            with preserved_random_state(), ExitStack() as self._until_saved, replaced_in_place(module, shards) as own:
                 self._raw = {name: gathered(value) for name, value in own.items()}
                 trainer.save_checkpoint(path, weights_only=False)  # True would skip `LastCallback`
         finally:
@@ -322,15 +326,20 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
         self._earlier = ""  # that of an earlier run stays
 
     def put_kept_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-        """Put the kept weights into the own file, and beside them those of training."""
-        engine, raw, saved = self.engine, self._raw, checkpoint["state_dict"]
-        kept = engine.history.kept or {}
+        """Put the kept weights into the own file, and beside them those of training.
+
+        The module has the average until the file is written: its own `on_save_checkpoint`, which comes next, may read
+        it. What other callbacks have put into the file stays.
+        """
+        module, engine, raw = trainer.lightning_module, self.engine, self._raw
+        saved, kept = checkpoint["state_dict"], engine.history.kept or {}
         # Lightning's own hooks put in an average of its, and shards.
         if not engine.processes.are_sharded and lightning_average(trainer) is None:
             measured = with_names_of(saved, engine.kept_weights)
             saved.update({name: value for name, value in measured.items() if name in saved})
-            others = drop_saved(named_weights(trainer.lightning_module) | raw, saved)
+            others = drop_saved(named_weights(module), saved)
             raw = {name: value.detach() for name, value in others.items() if name in saved and value is not None}
+            self._until_saved.enter_context(exchanged(module, engine.average.values))
         if self.save_weights_only:
             for name in ("callbacks", "optimizer_states", "lr_schedulers", type(trainer.precision_plugin).__qualname__):
                 checkpoint.pop(name, None)

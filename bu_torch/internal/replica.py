@@ -212,6 +212,20 @@ def replaced_in_place(model: nn.Module, values: Mapping[str, Any]) -> Iterator[d
             local(weights[name]).copy_(local(value))
 
 
+@contextmanager
+def exchanged(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a network have these tensors by name, and its own on leaving; what shares memory with its own stays."""
+    weights = every_tensor(model)
+    own = {name: weights[name].data for name in values}
+    try:
+        for name, value in values.items():
+            weights[name].data = value
+        yield
+    finally:
+        for name, value in own.items():
+            weights[name].data = value
+
+
 def has_lazy_layers(module: nn.Module) -> bool:
     """Return True if the first batch has yet to make some layers."""
     return any(map(is_lazy, (*module.parameters(), *module.buffers())))
