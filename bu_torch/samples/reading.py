@@ -152,8 +152,9 @@ def read_loader(
         samples = samples._replace(n_training=n_training, classes=_class_names(loader.dataset))
         n_read, n_asked = len(samples.labels), len(indices)
         if n_read < n_asked:
-            said = f"The loader's batches hold {n_read} of the {n_asked} samples that were read: only those are used."
-            warnings.warn(said, stacklevel=2)
+            alike = "" if weights is None else ", as if the sampler drew all alike"  # nobody knows which they are
+            said = f"The loader's batches hold {n_read} of the {n_asked} samples that were read: only those are used"
+            warnings.warn(f"{said}{alike}.", stacklevel=2)
         if n_read != n_asked:
             return without_ignored(samples._replace(rows=None))
         is_random = looks_for_augmentation and are_places and reader.sees_augmentation(indices)
