@@ -71,9 +71,6 @@ def concatenate(
     n_left, n_skipped, started = sys.maxsize if limit is None else limit, 0, time.perf_counter()
     read: list[tuple[Any, Tensor]] = []
     for batch in batches:
-        if time.perf_counter() - started > _SILENT:
-            log_line(f"bu-torch has read {sum(len(labels) for _, labels in read)} samples so far, and goes on.")
-            started = math.inf
         if batch is None:  # a training step may skip it
             n_skipped += 1
             continue
@@ -85,6 +82,9 @@ def concatenate(
         # Tensors of a worker lie in shared memory, of which there may be little, and hold an open file each.
         read.append(pytree.tree_map(lambda tensor, most=n_left: tensor[:most].detach().clone(), both))
         n_left -= len(read[-1][1])
+        if time.perf_counter() - started > _SILENT:
+            log_line(f"bu-torch has read {sum(len(labels) for _, labels in read)} samples so far, and goes on.")
+            started = math.inf
         if not n_left:
             break
     if n_skipped:
