@@ -128,7 +128,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             raise TypeError(f"`{name}` must be a dense tensor of numbers, got {value.layout}, {value.dtype}.")
-        plain = value.as_subclass(Tensor)  # some classes refuse to be sliced
+        plain = value if type(value) is Tensor else value.as_subclass(Tensor)  # some classes refuse to be sliced
         return plain.long() if plain.dtype in _UNSIGNED else plain
     is_list_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
