@@ -194,8 +194,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def _complete(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the kept weights into the keeper's file; leave out of any file what it holds twice."""
-        if self._keeper is not None and self._keeper.is_saving:
-            self._keeper.put_kept_weights(trainer, checkpoint)
+        if self._keeper is not None and self._keeper.saving is not None:
+            self._keeper.put_kept_weights(trainer, checkpoint, self._keeper.saving)
         for part, weights in holders_of_weights(checkpoint.get("callbacks", {}).get(self.state_key)):
             part["weights"] = drop_saved(weights, checkpoint["state_dict"])
 

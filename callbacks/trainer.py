@@ -256,10 +256,9 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
             self.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
         self._written: set[str] = owner._written  # best files of this process, in all fits of the callback
         self._must_write = False  # the last check is the best, and not written yet
-        self.is_saving = False
+        self.saving: ExitStack | None = None  # open while a file is written
         self._earlier = ""  # best file before, until the next is written
         self._raw: dict[str, Tensor] = {}  # weights of training, while averaged shards are in their place
-        self._until_saved = ExitStack()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -309,15 +308,14 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
     def _save(self, trainer: pl.Trainer, path: str) -> None:
         """Have Lightning write a file, for which averaged shards are in the module; delete the best file before."""
         module, engine = trainer.lightning_module, self.engine
-        self.is_saving = True
         try:
             # The module's `on_save_checkpoint` may draw random numbers.
             shards = engine.average.values if engine.processes.are_sharded else {}
-            with preserved_random_state(), ExitStack() as self._until_saved, replaced_in_place(module, shards) as own:
+            with preserved_random_state(), ExitStack() as self.saving, replaced_in_place(module, shards) as own:
                 self._raw = {name: gathered(value) for name, value in own.items()}
                 trainer.save_checkpoint(path, weights_only=False)  # True would skip `LastCallback`
         finally:
-            self.is_saving, self._raw = False, {}
+            self.saving, self._raw = None, {}
         self._written.add(path)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(weakref.proxy(self))
@@ -325,7 +323,7 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
             trainer.strategy.remove_checkpoint(self._earlier)
         self._earlier = ""  # that of an earlier run stays
 
-    def put_kept_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    def put_kept_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any], until_saved: ExitStack) -> None:
         """Put the kept weights into the own file, and beside them those of training.
 
         The module has the average until the file is written: its own `on_save_checkpoint`, which comes next, may read
@@ -339,7 +337,7 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
             saved.update({name: value for name, value in measured.items() if name in saved})
             others = drop_saved(named_weights(module), saved)
             raw = {name: value.detach() for name, value in others.items() if name in saved and value is not None}
-            self._until_saved.enter_context(exchanged(module, engine.average.values))
+            until_saved.enter_context(exchanged(module, engine.average.values))
         if self.save_weights_only:
             for name in ("callbacks", "optimizer_states", "lr_schedulers", type(trainer.precision_plugin).__qualname__):
                 checkpoint.pop(name, None)
@@ -360,10 +358,7 @@ class FileKeeper(pl.callbacks.ModelCheckpoint):
         store, _, _ = str(self.dirpath).rpartition("://")
         if store:
             return path.startswith(f"{store}://") and bool(self._fs.exists(path))
-        try:
-            return Path(path).is_absolute() and (Path(path).is_file() or Path(path).is_dir())
-        except ValueError:  # a null byte
-            return False
+        return Path(path).is_absolute() and (Path(path).is_file() or Path(path).is_dir())
 
 
 def _on_cpu(value: Any) -> Tensor:
