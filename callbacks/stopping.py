@@ -158,8 +158,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if trainer.checkpoint_callbacks:
             token = trainer.strategy.broadcast(secrets.token_hex(3))  # no other run in the folder has it
             keeper = FileKeeper(self, token)
-            known = pl.callbacks.EarlyStopping, pl.callbacks.Checkpoint
-            stopping, saving = ([n for n, one in enumerate(callbacks) if isinstance(one, kind)] for kind in known)
+            stopping = [n for n, callback in enumerate(callbacks) if isinstance(callback, pl.callbacks.EarlyStopping)]
+            saving = [n for n, callback in enumerate(callbacks) if isinstance(callback, pl.callbacks.Checkpoint)]
             behind = max([callbacks.index(self), *stopping]) + 1
             callbacks.insert(min([behind, *saving]), keeper)
             self._keeper = keeper

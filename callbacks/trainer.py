@@ -91,7 +91,7 @@ def yields_to_averages(trainer: pl.Trainer, callback: pl.Callback) -> bool:
     Returns whether there are any, or the weights cannot be averaged: then bu-torch makes no average of its own.
     """
     callbacks = list(trainer.callbacks)
-    averages = [n for n, one in enumerate(callbacks) if isinstance(one, pl.callbacks.WeightAveraging)]
+    averages = [n for n, other in enumerate(callbacks) if isinstance(other, pl.callbacks.WeightAveraging)]
     if averages and (place := callbacks.index(callback)) < averages[-1]:
         callbacks.insert(averages[-1], callbacks.pop(place))
         trainer.callbacks = callbacks
@@ -100,7 +100,7 @@ def yields_to_averages(trainer: pl.Trainer, callback: pl.Callback) -> bool:
 
 def averages_at_the_end(trainer: pl.Trainer) -> bool:
     """Whether Lightning puts an average into the module when training ends."""
-    return any(isinstance(one, pl.callbacks.StochasticWeightAveraging) for one in trainer.callbacks)
+    return any(isinstance(other, pl.callbacks.StochasticWeightAveraging) for other in trainer.callbacks)
 
 
 def load_raw_weights(module: nn.Module, checkpoint: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ def _prepare_copy_of_lightning_module(copied: pl.LightningModule, module: nn.Mod
 def lightning_average(trainer: pl.Trainer) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one, as checkpoints hold it; None without one."""
     kind = pl.callbacks.WeightAveraging
-    averages = (one._average_model for one in trainer.callbacks if isinstance(one, kind))
+    averages = (callback._average_model for callback in trainer.callbacks if isinstance(callback, kind))
     return next((average for average in averages if average is not None), None)
 
 

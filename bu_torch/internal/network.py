@@ -222,18 +222,18 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
     dimension, as after a `squeeze`.
     """
     if key is not None:
-        found = entry_of(output, key, name)
+        entry = entry_of(output, key, name)
     else:
-        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
-        found = found[0] if isinstance(found, tuple) and len(found) == 1 else found
+        entry = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+        entry = entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry
     try:
-        found = found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
+        entry = entry if isinstance(entry, Tensor) else torch.as_tensor(entry, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got"
             f" {outline(output)}. `output_key=`, if that is an argument, names the logits in a tuple or a dict."
         ) from error
-    logits = as_logits(found.reshape(1, -1) if n_inputs == 1 and found.ndim < 2 else found)
+    logits = as_logits(entry.reshape(1, -1) if n_inputs == 1 and entry.ndim < 2 else entry)
     if len(logits) != n_inputs:
         raise ValueError(f"{name} must give one row of logits an input, {n_inputs}, got {len(logits)}.")
     return logits
@@ -321,7 +321,7 @@ def copy_to(model: object, inputs: Any) -> Any:
     """Copy one tensor or several to the device and precision of a model, if it has these; it may change the copies."""
     weights: list[Tensor] = []  # a temperature may have another precision than the layers
     if isinstance(model, nn.Module) and not isinstance(model, PackedNetwork):
-        weights = [one for one in model.parameters() if one.is_floating_point() and not is_lazy(one)]
+        weights = [weight for weight in model.parameters() if weight.is_floating_point() and not is_lazy(weight)]
     dtype = max(weights, key=Tensor.numel).dtype if weights else None
     return pytree.tree_map(
         lambda part: part.to(device_of(model, part), dtype if part.is_floating_point() else None, copy=True), inputs

@@ -185,7 +185,7 @@ def _perturbed(perturbation: Callable[..., Any], packing: Packing, inputs: Tenso
     """Perturbed samples of a user's function that takes and returns several tensors."""
     tree = packing.unpack(inputs)
     perturbed = perturbation(tree, *args)
-    expected, shapes = ([tensor.shape for tensor in pytree.tree_leaves(one)] for one in (tree, perturbed))
+    expected, shapes = ([tensor.shape for tensor in pytree.tree_leaves(samples)] for samples in (tree, perturbed))
     if shapes != expected:
         raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
     return packing.pack(perturbed)

@@ -121,7 +121,7 @@ def load(module: nn.Module, saved: Mapping[str, Any]) -> None:
         missing = getattr(answer, "missing_keys", ())
         parameters = dict(module.named_parameters(remove_duplicate=False))
         loaded = {id(parameters[name]) for name in parameters.keys() - set(missing)}  # one name of tied ones is enough
-        trained = {name for name, one in parameters.items() if one.requires_grad and id(one) not in loaded}
+        trained = {name for name, weight in parameters.items() if weight.requires_grad and id(weight) not in loaded}
         if alone := [*filter(trained.__contains__, missing), *(name for name in state if name not in now)]:
             raise ValueError(f"only one of module and saved weights has {shorten(', '.join(alone), _MOST_NAMES)}")
     except Exception:
@@ -153,7 +153,7 @@ def drop_saved(values: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str,
     left = dict(values)
     for name, value in values.items():
         other: Any = saved.get(name)
-        are_plain = all(isinstance(one, Tensor) and is_plain(one) for one in (value, other))
+        are_plain = all(isinstance(tensor, Tensor) and is_plain(tensor) for tensor in (value, other))
         with suppress(NotImplementedError):  # of some types of 8 bits
             if are_plain and other.dtype == value.dtype and torch.equal(other.detach().cpu(), value.detach().cpu()):
                 left[name] = None
@@ -172,8 +172,13 @@ def optimizers_in_training(optimizers: Iterable[Any]) -> list[Any]:
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
     parameters. An optimiser with such modes is taken to be in that of training unless it says otherwise.
     """
-    with_modes = (one for one in optimizers if all(callable(getattr(one, name, None)) for name in ("eval", "train")))
-    return [one for one in with_modes if any(g.get(_MODE, getattr(one, _MODE, True)) for g in one.param_groups)]
+    training = []
+    for optimizer in optimizers:
+        has_modes = all(callable(getattr(optimizer, name, None)) for name in ("eval", "train"))
+        default = getattr(optimizer, _MODE, True)
+        if has_modes and any(group.get(_MODE, default) for group in optimizer.param_groups):
+            training.append(optimizer)
+    return training
 
 
 @contextmanager

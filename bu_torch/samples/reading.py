@@ -272,7 +272,7 @@ class LoaderReader(NamedTuple):
         few = indices[:: math.ceil(len(indices) / _READ_TWICE)]  # they lie apart: some classes alone may be augmented
         with suppress(Exception):  # the user's code may raise anything
             *inputs, labels = (tensor.tensor_split(2) for tensor in pytree.tree_leaves(self.read(few, 2)))
-            are_same = (torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in inputs)
+            are_same = (torch.allclose(first, second, rtol=0, atol=0, equal_nan=True) for first, second in inputs)
             return torch.equal(*labels) and not all(are_same)
         return False
 

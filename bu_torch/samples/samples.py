@@ -106,7 +106,7 @@ def joined(read: list[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
     *columns, labels = map(list, zip(*map(pytree.tree_leaves, read), strict=True))  # of each input, all batches
     read.clear()
     is_ragged = any(tensor.shape[1:] != column[0].shape[1:] for column in columns for tensor in column)
-    masks = next((column for column in columns if all(one.ndim == 2 and is_mask(one) for one in column)), None)
+    masks = next((column for column in columns if all(mask.ndim == 2 and is_mask(mask) for mask in column)), None)
     if is_ragged and masks is not None and len(columns) > 1:
         side = "left" if any(bool((mask[:, 0] == 0).any()) for mask in masks) else "right"
         for place, column in enumerate(columns):
