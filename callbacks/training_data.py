@@ -221,6 +221,8 @@ class InputWatch:
         self._handles: list[Any] = []
         if samples is not None:
             few = samples.inputs[: max(1, _MOST_COMPARED // samples.inputs[0].numel())].cpu().clone()
+            if samples.weights is not None:  # as training draws them
+                few = few[samples.weights[: len(few)].multinomial(len(few), True, generator=torch.Generator())]
             self._samples = [few] if samples.packing is None else pytree.tree_leaves(samples.packing.unpack(few))
 
     def attach(self, module: nn.Module) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from problems import Classifier, Made, assert_same_checks, blobs, fit_again, loader
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.run.prepare import class_weights_of
@@ -92,8 +92,7 @@ class Stepped(Classifier):
         return nn.functional.cross_entropy(logits, batch[1])
 
 
-# What `training_step` does with its inputs, and whether a warning says so.
-PREPARED = {
+PREPARED = {  # what `training_step` does with its inputs, and whether a warning says so
     "nothing": (lambda x: x, False),
     "noise": (lambda x: x + 0.3 * torch.randn_like(x), False),
     "mixup": (lambda x: 0.7 * x + 0.3 * x.flip(0), False),
@@ -115,10 +114,13 @@ def test_other_inputs_in_training_are_warned_of_once(tmp_path, recwarn, does, ca
     assert (len(monitor.history), any(part._forward_pre_hooks for part in module.modules())) == (1, False)
 
 
-def test_rows_of_a_small_or_sorted_batch_are_no_others(tmp_path, recwarn):
+def test_rows_of_a_small_or_sorted_batch_or_of_a_sampler_are_no_others(tmp_path, recwarn):
     inputs = (X[Y.argsort()] * torch.tensor([1.0, 10.0, 100.0, 1000.0])).exp().clamp(max=1e6)
     monitored(tmp_path, Classifier, DataLoader(TensorDataset(inputs, Y.sort().values), 2))
     monitored(tmp_path, Classifier, DataLoader(Made(lambda i: (X[i] + i // 60 * 9 + torch.rand(4), Y[i]), 120), 2))
+    drawn = WeightedRandomSampler([1.0 + 18 * (i % 20 == 0) for i in range(120)], 120)
+    odd = Made(lambda i: (X[i] + 60 * (i % 20 == 0) + torch.rand(4), Y[i]), 120)
+    monitored(tmp_path, Classifier, DataLoader(odd, 32, sampler=drawn))
     assert not warnings_in(recwarn)
 
 
@@ -130,12 +132,10 @@ def test_a_rare_class_is_worth_a_word(tmp_path, log, class_weight, is_said):
     labels = (torch.arange(120) % 25 == 0).long()
     data = loader(X + 10 * labels.unsqueeze(1), labels)
     monitored(tmp_path, lambda: Classifier(n_outputs=2), data, class_weight=class_weight)
-    said = [line for line in log.messages if "training draws" in line]
-    assert ["Class 1 makes up 4.2%" in line for line in said] == [True] * is_said
+    assert ["Class 1 makes up 4.2%" in line for line in log.messages if "training draws" in line] == [True] * is_said
 
 
-W = torch.tensor([1.0, 4.0, 2.0])
-CE, NLL, BCE = nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss
+W, CE, NLL, BCE = torch.tensor([1.0, 4.0, 2.0]), nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss
 LOSSES = {  # their number of classes, and their weights
     "two that agree": ([CE(W), NLL(W)], 3, W.tolist()),
     "of one logit": ([BCE(pos_weight=torch.tensor([3.0]))], 2, [1.0, 3.0]),
