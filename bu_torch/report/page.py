@@ -162,7 +162,8 @@ def _tables(record: RunRecord, details: Details, where: str) -> list[Section]:
     head = ("index", "label", "prediction", "likeliest class", "probability of the label")
     button = '<button type="button" data-file="doubtful-samples.csv">Save as CSV</button>'
     reading = f"{where} The labels that are the least likely by all labels. Common in rare classes too.{at_half}"
-    return [recall, Section("doubtful", "Doubtful labels", reading, button + _table(head, rows))][: 1 + bool(rows)]
+    doubtful = Section("doubtful", "Doubtful labels", reading, button + _table(head, rows))
+    return [recall, doubtful] if rows else [recall]
 
 
 def _settings(record: RunRecord) -> Section:
